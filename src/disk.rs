@@ -1,0 +1,161 @@
+//! The Disk trait: every byte of a store's packs, journal and index goes through it, so that a faulty disk can stand in.
+//!
+//! Errors carry the path. Durability is explicit: file contents are durable after [`DiskFile::sync`], names after
+//! [`Disk::sync_dir`] of their directory.
+
+pub mod faulty;
+
+use crate::error::{Error, IoContext, Kind, Result};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A file system, as far as a store needs one.
+pub trait Disk: Send + Sync {
+    /// Opens an existing file for reading, or for reading and writing.
+    fn open(&self, path: &Path, write: bool) -> Result<Arc<dyn DiskFile>>;
+    /// Makes a new file for reading and writing; fails with `Exists` if the name is taken.
+    fn create_new(&self, path: &Path) -> Result<Arc<dyn DiskFile>>;
+    /// Renames a file over whatever has the new name.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> Result<()>;
+    /// The names in a directory, in no order.
+    fn list(&self, dir: &Path) -> Result<Vec<String>>;
+    /// Makes a directory and its parents, if absent. Durable once this and the parents are synced.
+    fn create_dir_all(&self, dir: &Path) -> Result<()>;
+    /// Makes the names in a directory durable.
+    fn sync_dir(&self, dir: &Path) -> Result<()>;
+    /// Takes the advisory exclusive lock of a file (made if absent), waiting or, with `wait` false, failing with `Busy`.
+    /// Dropping the guard gives it back; so does the end of the process.
+    fn lock(&self, path: &Path, wait: bool) -> Result<Box<dyn Send + Sync>>;
+}
+
+/// An open file: positioned reads and writes, shared by threads.
+pub trait DiskFile: Send + Sync {
+    /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    /// Writes all of `data` at `offset`.
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
+    /// Length in bytes.
+    fn len(&self) -> Result<u64>;
+    /// Whether the file is empty.
+    fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+    /// Cuts or extends the file.
+    fn truncate(&self, len: u64) -> Result<()>;
+    /// Makes the contents durable.
+    fn sync(&self) -> Result<()>;
+}
+
+/// Reads exactly `len` bytes at `offset`; a file that ends before is damage.
+pub fn read_exact_at(file: &dyn DiskFile, offset: u64, len: usize) -> Result<Vec<u8>> {
+    let mut buf = vec![0; len];
+    let n = file.read_at(offset, &mut buf)?;
+    if n < len {
+        return Err(Error::damage(format!("file ends {} bytes early", len - n)));
+    }
+    Ok(buf)
+}
+
+/// The machine's own file system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RealDisk;
+
+struct RealFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl Disk for RealDisk {
+    fn open(&self, path: &Path, write: bool) -> Result<Arc<dyn DiskFile>> {
+        let file = OpenOptions::new().read(true).write(write).open(path);
+        let file = file.doing(|| format!("open {}", path.display()))?;
+        Ok(Arc::new(RealFile { file, path: path.to_owned() }))
+    }
+
+    fn create_new(&self, path: &Path) -> Result<Arc<dyn DiskFile>> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path);
+        let file = file.doing(|| format!("create {}", path.display()))?;
+        Ok(Arc::new(RealFile { file, path: path.to_owned() }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        std::fs::rename(from, to).doing(|| format!("rename {} to {}", from.display(), to.display()))
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        std::fs::remove_file(path).doing(|| format!("remove {}", path.display()))
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<String>> {
+        let what = || format!("list {}", dir.display());
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(dir).doing(what)? {
+            // A name that is not UTF-8 is none of ours.
+            if let Ok(name) = entry.doing(what)?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn create_dir_all(&self, dir: &Path) -> Result<()> {
+        std::fs::create_dir_all(dir).doing(|| format!("create directory {}", dir.display()))
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<()> {
+        File::open(dir).and_then(|d| d.sync_all()).doing(|| format!("fsync directory {}", dir.display()))
+    }
+
+    fn lock(&self, path: &Path, wait: bool) -> Result<Box<dyn Send + Sync>> {
+        let what = || format!("lock {}", path.display());
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let file = file.doing(what)?;
+        if wait {
+            file.lock().doing(what)?;
+        } else {
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(std::fs::TryLockError::WouldBlock) => {
+                    return Err(Error::new(Kind::Busy, format!("{} is held by another process", path.display())));
+                }
+                Err(std::fs::TryLockError::Error(e)) => return Err(Error::io(what(), e)),
+            }
+        }
+        Ok(Box::new(file))
+    }
+}
+
+impl DiskFile for RealFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.file.read_at(&mut buf[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(Error::io(format!("read {} at {offset}", self.path.display()), e)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.file.write_all_at(data, offset).doing(|| format!("write {} at {offset}", self.path.display()))
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.file.metadata().doing(|| format!("stat {}", self.path.display()))?.len())
+    }
+
+    fn truncate(&self, len: u64) -> Result<()> {
+        self.file.set_len(len).doing(|| format!("truncate {}", self.path.display()))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.file.sync_all().doing(|| format!("fsync {}", self.path.display()))
+    }
+}

@@ -1,0 +1,16 @@
+//! zspace: a mountable, versioned, content-addressed store of model checkpoints.
+//!
+//! The layers, lowest first (docs/ARCHITECTURE.md is the map; `scripts/check-layers` keeps them): a file imports only from
+//! lower layers, never from its own layer's other rooms.
+
+// 0: one error type, typed ids, bounded readers, the disk
+pub mod bytes;
+pub mod disk;
+pub mod error;
+pub mod id;
+// 1: dtype and shape
+pub mod tensor;
+// 2: how a chunk is encoded, how a file is split, where nodes lie
+pub mod codec;
+pub mod format;
+pub mod pack;

@@ -1,0 +1,2 @@
+//! The `zspace` command.
+fn main() {}
