@@ -9,8 +9,11 @@ pub mod disk;
 pub mod error;
 pub mod id;
 // 1: dtype and shape
+pub mod cache;
 pub mod tensor;
 // 2: how a chunk is encoded, how a file is split, where nodes lie
 pub mod codec;
 pub mod format;
 pub mod pack;
+// 3: versions, branches, tags, trees
+pub mod graph;

@@ -1,0 +1,13 @@
+//! Versions, branches, tags and trees: what was committed, by whom it is followed, and how it is named.
+
+mod history;
+mod names;
+mod record;
+mod tree;
+mod version;
+
+pub use history::{Branch, History, MAIN, now};
+pub use names::check_name;
+pub use record::{Change, Record};
+pub use tree::{Entry, EntryKind, Timestamp, Tree};
+pub use version::{Numbered, Version};
