@@ -13,7 +13,7 @@ thread_local! {
 /// How hard to look for repetitions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Effort {
-    /// Hardly: Huffman coding with few matches, for noise with a skewed histogram.
+    /// Not at all (zstd's lowest level): Huffman coding alone, for noise with a skewed histogram.
     Entropy,
     /// zstd's level 1.
     Fast,
@@ -27,7 +27,7 @@ fn set_up(c: &mut CCtx<'_>, effort: Effort) -> zstd_safe::SafeResult {
     c.set_parameter(CParameter::ContentSizeFlag(false))?;
     c.set_parameter(CParameter::ChecksumFlag(false))?;
     let level = match effort {
-        Effort::Entropy => -20,
+        Effort::Entropy => -131_072,
         Effort::Fast => 1,
         Effort::Usual => 3,
     };
