@@ -104,11 +104,11 @@ fn by_sample(input: Input<'_>, copies: bool) -> Vec<Codec> {
 /// What could win, judged by how many elements of the sample differ from the base.
 fn candidates(sampled: Input<'_>, copies: bool) -> Vec<Codec> {
     let mut candidates = Vec::new();
-    if !copies {
+    if sampled.number != Number::Bytes {
         candidates.push(Codec::Planes);
-        if !sampled.number.is_float() {
-            candidates.push(Codec::Zstd);
-        }
+    }
+    if !copies && !sampled.number.is_float() {
+        candidates.push(Codec::Zstd);
     }
     if let Some(base) = sampled.base {
         let width = sampled.number.width();

@@ -13,6 +13,7 @@ mod lanes;
 mod plain;
 mod plane;
 mod planes;
+mod rans;
 mod scratch;
 mod sparse;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! One plane: bytes of like kind, coded by themselves. Its length is known to the decoder.
 
 use super::frame::{self, Effort};
+use super::rans::{self, Frequencies};
 use crate::bytes::{Reader, Writer};
 use crate::error::{Error, Result};
 
@@ -10,6 +11,8 @@ const RAW: u8 = 0;
 const CONSTANT: u8 = 1;
 /// A varint length and a zstd frame of that length.
 const ZSTD: u8 = 2;
+/// A varint length and as many bytes of the entropy coder.
+const ENTROPY: u8 = 3;
 
 /// Planes up to this length (bytes) are tried in every way.
 const SMALL: usize = 4 << 10;
@@ -22,33 +25,44 @@ pub(super) fn put(plane: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(&[CONSTANT, *first]);
         return;
     }
-    let mut best: Option<Vec<u8>> = None;
-    // A frame must earn its decoding: save a 128th.
+    // A form must earn its decoding: save a 128th, and the slower entropy coder another 64th.
+    let mut best = (RAW, None);
     let mut limit = plane.len() - plane.len() / 128;
-    for effort in efforts(plane) {
+    let likely = likely(plane);
+    for effort in likely.frames {
         let mut frame = Vec::new();
         if frame::compress(effort, plane, limit.saturating_sub(2), &mut frame) {
             limit = frame.len();
-            best = Some(frame);
+            best = (ZSTD, Some(frame));
         }
     }
-    match best {
-        Some(frame) => {
-            let mut w = Writer::new();
-            w.u8(ZSTD).blob(&frame);
-            out.extend_from_slice(&w.finish());
-        }
-        None => {
-            out.push(RAW);
-            out.extend_from_slice(plane);
-        }
+    if likely.entropy
+        && let Some((f, size)) = Frequencies::of(plane)
+        && size < limit - limit / 64
+    {
+        best = (ENTROPY, Some(rans::encode(&f, plane)));
     }
+    let mut w = Writer::new();
+    w.u8(best.0);
+    match best.1 {
+        Some(coded) => w.blob(&coded),
+        None => w.raw(plane),
+    };
+    out.extend_from_slice(&w.finish());
 }
 
 /// The ways to code a plane that a sample of it does not rule out.
-fn efforts(plane: &[u8]) -> Vec<Effort> {
+struct Likely {
+    frames: Vec<Effort>,
+    entropy: bool,
+}
+
+fn likely(plane: &[u8]) -> Likely {
     if plane.len() <= SMALL {
-        return vec![Effort::Entropy, Effort::Fast];
+        return Likely {
+            frames: vec![Effort::Entropy, Effort::Fast],
+            entropy: true,
+        };
     }
     let stretch = SMALL / 4;
     let mut sample = Vec::with_capacity(4 * stretch);
@@ -65,13 +79,20 @@ fn efforts(plane: &[u8]) -> Vec<Effort> {
             frame.len()
         }
     };
-    let (entropy, fast) = (size(Effort::Entropy), size(Effort::Fast));
-    if entropy.min(fast) > sample.len() - sample.len() / 128 {
+    let (huffman, matches) = (size(Effort::Entropy), size(Effort::Fast));
+    let entropy = Frequencies::of(&sample).map_or(0, |f| f.1);
+    let little = sample.len() - sample.len() / 128;
+    let frames = if huffman.min(matches) > little {
         Vec::new()
-    } else if fast < entropy - entropy / 64 {
+    } else if matches < huffman - huffman / 64 {
         vec![Effort::Fast]
     } else {
         vec![Effort::Entropy]
+    };
+    // The sample's own table weighs more than the plane's will.
+    Likely {
+        frames,
+        entropy: entropy < (little + 64).min(huffman.min(matches) + 64),
     }
 }
 
@@ -81,6 +102,7 @@ pub(super) fn take(r: &mut Reader<'_>, to: &mut [u8]) -> Result<()> {
         RAW => to.copy_from_slice(r.raw(to.len())?),
         CONSTANT => to.fill(r.u8()?),
         ZSTD => frame::decompress(r.blob()?, to)?,
+        ENTROPY => rans::decode(r.blob()?, to)?,
         kind => return Err(Error::damage(format!("plane of unknown kind {kind}"))),
     }
     Ok(())
