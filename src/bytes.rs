@@ -156,7 +156,8 @@ impl<'a> Reader<'a> {
     /// A blob that must be UTF-8.
     pub fn text(&mut self) -> Result<&'a str> {
         let what = self.what;
-        std::str::from_utf8(self.blob()?).map_err(|_| Error::damage(format!("{what} has text that is not UTF-8")))
+        std::str::from_utf8(self.blob()?)
+            .map_err(|_| Error::damage(format!("{what} has text that is not UTF-8")))
     }
 
     /// Fails unless everything was read.

@@ -73,13 +73,23 @@ impl Disk for RealDisk {
     fn open(&self, path: &Path, write: bool) -> Result<Arc<dyn DiskFile>> {
         let file = OpenOptions::new().read(true).write(write).open(path);
         let file = file.doing(|| format!("open {}", path.display()))?;
-        Ok(Arc::new(RealFile { file, path: path.to_owned() }))
+        Ok(Arc::new(RealFile {
+            file,
+            path: path.to_owned(),
+        }))
     }
 
     fn create_new(&self, path: &Path) -> Result<Arc<dyn DiskFile>> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path);
         let file = file.doing(|| format!("create {}", path.display()))?;
-        Ok(Arc::new(RealFile { file, path: path.to_owned() }))
+        Ok(Arc::new(RealFile {
+            file,
+            path: path.to_owned(),
+        }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Result<()> {
@@ -107,12 +117,19 @@ impl Disk for RealDisk {
     }
 
     fn sync_dir(&self, dir: &Path) -> Result<()> {
-        File::open(dir).and_then(|d| d.sync_all()).doing(|| format!("fsync directory {}", dir.display()))
+        File::open(dir)
+            .and_then(|d| d.sync_all())
+            .doing(|| format!("fsync directory {}", dir.display()))
     }
 
     fn lock(&self, path: &Path, wait: bool) -> Result<Box<dyn Send + Sync>> {
         let what = || format!("lock {}", path.display());
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path);
         let file = file.doing(what)?;
         if wait {
             file.lock().doing(what)?;
@@ -120,7 +137,10 @@ impl Disk for RealDisk {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(std::fs::TryLockError::WouldBlock) => {
-                    return Err(Error::new(Kind::Busy, format!("{} is held by another process", path.display())));
+                    return Err(Error::new(
+                        Kind::Busy,
+                        format!("{} is held by another process", path.display()),
+                    ));
                 }
                 Err(std::fs::TryLockError::Error(e)) => return Err(Error::io(what(), e)),
             }
@@ -144,18 +164,28 @@ impl DiskFile for RealFile {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.file.write_all_at(data, offset).doing(|| format!("write {} at {offset}", self.path.display()))
+        self.file
+            .write_all_at(data, offset)
+            .doing(|| format!("write {} at {offset}", self.path.display()))
     }
 
     fn len(&self) -> Result<u64> {
-        Ok(self.file.metadata().doing(|| format!("stat {}", self.path.display()))?.len())
+        Ok(self
+            .file
+            .metadata()
+            .doing(|| format!("stat {}", self.path.display()))?
+            .len())
     }
 
     fn truncate(&self, len: u64) -> Result<()> {
-        self.file.set_len(len).doing(|| format!("truncate {}", self.path.display()))
+        self.file
+            .set_len(len)
+            .doing(|| format!("truncate {}", self.path.display()))
     }
 
     fn sync(&self) -> Result<()> {
-        self.file.sync_all().doing(|| format!("fsync {}", self.path.display()))
+        self.file
+            .sync_all()
+            .doing(|| format!("fsync {}", self.path.display()))
     }
 }

@@ -91,7 +91,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error with a message of its own.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Error(Box::new(Inner { kind, message: message.into(), errno: None, source: None }))
+        Error(Box::new(Inner {
+            kind,
+            message: message.into(),
+            errno: None,
+            source: None,
+        }))
     }
 
     /// Damage found in stored bytes: `what` names the thing and the place.
@@ -109,7 +114,12 @@ impl Error {
             Some(libc::EEXIST) => Kind::Exists,
             _ => Kind::Io,
         };
-        Error(Box::new(Inner { kind, message: what.into(), errno, source: Some(Box::new(e)) }))
+        Error(Box::new(Inner {
+            kind,
+            message: what.into(),
+            errno,
+            source: Some(Box::new(e)),
+        }))
     }
 
     /// The same error with where it happened put in front.
@@ -131,7 +141,12 @@ impl Error {
 
     /// A copy for the other waiters of one shared operation; the cause becomes part of the message.
     pub fn share(&self) -> Self {
-        Error(Box::new(Inner { kind: self.0.kind, message: self.to_string(), errno: self.0.errno, source: None }))
+        Error(Box::new(Inner {
+            kind: self.0.kind,
+            message: self.to_string(),
+            errno: self.0.errno,
+            source: None,
+        }))
     }
 }
 

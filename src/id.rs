@@ -89,7 +89,10 @@ impl Domain {
 
     /// SHA-256 of the domain tag and `bytes`.
     pub fn hash(self, bytes: &[u8]) -> [u8; 32] {
-        Sha256::new_with_prefix(self.tag()).chain_update(bytes).finalize().into()
+        Sha256::new_with_prefix(self.tag())
+            .chain_update(bytes)
+            .finalize()
+            .into()
     }
 }
 
@@ -112,7 +115,15 @@ impl FileHasher {
 /// Lower-case hex digits of `bytes`.
 pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    bytes.iter().flat_map(|b| [DIGITS[usize::from(b >> 4)] as char, DIGITS[usize::from(b & 15)] as char]).collect()
+    bytes
+        .iter()
+        .flat_map(|b| {
+            [
+                DIGITS[usize::from(b >> 4)] as char,
+                DIGITS[usize::from(b & 15)] as char,
+            ]
+        })
+        .collect()
 }
 
 fn unhex(s: &str) -> Option<Vec<u8>> {
@@ -121,7 +132,9 @@ fn unhex(s: &str) -> Option<Vec<u8>> {
         return None;
     }
     let digit = |c: u8| char::from(c).to_digit(16).map(|d| d as u8);
-    s.chunks_exact(2).map(|p| Some(digit(p[0])? << 4 | digit(p[1])?)).collect()
+    s.chunks_exact(2)
+        .map(|p| Some(digit(p[0])? << 4 | digit(p[1])?))
+        .collect()
 }
 
 #[cfg(test)]
@@ -142,7 +155,13 @@ mod tests {
 
     #[test]
     fn domains_separate_equal_bytes() {
-        let all = [Domain::Chunk, Domain::Layout, Domain::Manifest, Domain::Tree, Domain::Version];
+        let all = [
+            Domain::Chunk,
+            Domain::Layout,
+            Domain::Manifest,
+            Domain::Tree,
+            Domain::Version,
+        ];
         let ids: std::collections::HashSet<_> = all.iter().map(|d| d.hash(b"x")).collect();
         assert_eq!(ids.len(), all.len());
     }

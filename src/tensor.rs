@@ -37,9 +37,21 @@ pub enum Number {
     /// Bytes without structure.
     Bytes,
     /// Integers of 1, 2, 4 or 8 bytes (signed or not: differences wrap), or floats of one byte.
-    I8, #[allow(missing_docs)] I16, #[allow(missing_docs)] I32, #[allow(missing_docs)] I64,
+    I8,
+    #[allow(missing_docs)]
+    I16,
+    #[allow(missing_docs)]
+    I32,
+    #[allow(missing_docs)]
+    I64,
     /// Floats: sign and magnitude, compared by order-mapped bits.
-    F16, #[allow(missing_docs)] BF16, #[allow(missing_docs)] F32, #[allow(missing_docs)] F64,
+    F16,
+    #[allow(missing_docs)]
+    BF16,
+    #[allow(missing_docs)]
+    F32,
+    #[allow(missing_docs)]
+    F64,
 }
 
 dtypes! {
@@ -78,12 +90,18 @@ impl Dtype {
 
     /// The dtype with this name in a safetensors header.
     pub fn from_safetensors(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|d| !name.is_empty() && d.safetensors() == name)
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|d| !name.is_empty() && d.safetensors() == name)
     }
 
     /// The dtype with this name after `torch.`.
     pub fn from_torch(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|d| !name.is_empty() && d.torch() == name)
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|d| !name.is_empty() && d.torch() == name)
     }
 }
 
@@ -127,7 +145,9 @@ impl Number {
     /// The inverse of [`Number::tag`].
     pub fn from_tag(tag: u8) -> Option<Self> {
         use Number::{BF16, Bytes, F16, F32, F64, I8, I16, I32, I64};
-        [Bytes, I8, I16, I32, I64, F16, BF16, F32, F64].get(usize::from(tag)).copied()
+        [Bytes, I8, I16, I32, I64, F16, BF16, F32, F64]
+            .get(usize::from(tag))
+            .copied()
     }
 }
 
