@@ -38,7 +38,7 @@ impl Cutter {
             }
             let wanted = MAX.saturating_sub(self.held.len() - self.start);
             let (head, rest) = data.split_at(wanted.min(data.len()));
-            if self.start + wanted > 2 * MAX - MIN {
+            if self.start > MAX / 2 {
                 self.held.drain(..self.start);
                 self.start = 0;
             }

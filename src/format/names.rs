@@ -1,5 +1,6 @@
 //! Tensor names: percent-encoded components joined by `/` (docs/format-layout.md, "Names").
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 /// Encodes one component: `%`, `/`, control characters and bytes that are not UTF-8 become `%XX`; an empty one is `%`.
@@ -60,4 +61,21 @@ fn decode(component: &str) -> String {
         };
     }
     String::from_utf8(out).unwrap_or_else(|_| component.to_owned())
+}
+
+/// Names that are in use. A name that is taken gets `%#2`, `%#3`, … put after it: `%#` starts no escape.
+#[derive(Default)]
+pub(super) struct Taken(HashMap<String, u32>);
+
+impl Taken {
+    /// The name, or the first free variation of it.
+    pub(super) fn claim(&mut self, name: String) -> String {
+        let Some(count) = self.0.get_mut(&name) else {
+            self.0.insert(name.clone(), 1);
+            return name;
+        };
+        // No encoded name holds `%#`, so a variation can only meet another of the same name.
+        *count += 1;
+        format!("{name}%#{count}")
+    }
 }

@@ -47,8 +47,15 @@ impl Virtual {
         }
     }
 
+    /// Adds bytes at the end; stretches of bytes grow together.
     pub(super) fn push_bytes(&mut self, bytes: Vec<u8>) {
-        self.push(bytes.len() as u64, Piece::Bytes(bytes));
+        match self.pieces.last_mut() {
+            Some((_, Piece::Bytes(last))) => {
+                self.len += bytes.len() as u64;
+                last.extend_from_slice(&bytes);
+            }
+            _ => self.push(bytes.len() as u64, Piece::Bytes(bytes)),
+        }
     }
 
     /// The pieces that hold any of the bytes from `from` up to `to`, with where each starts and ends.
