@@ -266,6 +266,15 @@ impl Store {
         v.report
     }
 
+    /// Checks every record in the packs against its checksums, whatever version it belongs to, and adds what is damaged.
+    pub fn verify_packs(&self, report: &mut Report) {
+        for range in self.0.parts.history.ranges() {
+            if let Err(e) = self.0.parts.packs.check(&range) {
+                report.damage.push(Damage { why: e.to_string(), ..Damage::default() });
+            }
+        }
+    }
+
     /// What was read and rebuilt since the store was opened.
     pub fn counters(&self) -> Counters {
         self.0.parts.rebuilder.counters()

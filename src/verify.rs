@@ -1,6 +1,6 @@
 //! Checks every hash of a version, back to the files' own SHA-256, and names what is damaged.
 
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::graph::{EntryKind, NodeKind, Numbered, Tree};
 use crate::id::{FileHash, FileHasher, NodeId};
 use crate::pack::Packs;
@@ -13,7 +13,7 @@ const STEP: usize = 1 << 20;
 const AHEAD: u64 = 16 << 20;
 
 /// One damaged thing.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Damage {
     /// `BRANCH/000001`.
     pub version: String,

@@ -70,7 +70,11 @@ impl StoredFile {
             return Err(Error::damage("manifest does not fit its layout"));
         }
         let mut at = 0;
-        let starts = layout.extents.iter().map(|e| std::mem::replace(&mut at, at + u64::from(e.len))).collect();
+        let mut starts = Vec::with_capacity(layout.extents.len());
+        for e in &layout.extents {
+            starts.push(at);
+            at += u64::from(e.len);
+        }
         Ok(StoredFile { rebuilder: rebuilder.clone(), source, layout, chunks, crcs, starts })
     }
 

@@ -160,7 +160,8 @@ impl FileView {
         };
         let make = || {
             let Body::Stored(f) = &self.body else { return Arc::default() };
-            let mut paths = format::file_names(f.layout(), suffix);
+            let names = f.layout().tensors.iter().enumerate();
+            let mut paths: Vec<_> = names.map(|(i, t)| (format::file_name(&t.name, suffix), i)).collect();
             paths.sort();
             Arc::new(paths)
         };
