@@ -331,3 +331,6 @@ fn probe(path: &Path) -> Result<Probe> {
     }
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests;

@@ -131,18 +131,12 @@ impl Encoder {
             return Ok(());
         }
         if let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten() {
-            let base_raw = match kind {
-                NodeKind::Chunk => self.rebuilder.chunk(&*self.source, &base.id)?,
-                _ => Arc::new(self.rebuilder.node(&*self.source, kind, &base.id)?),
-            };
-            let encoded = codec::encode(raw, number, Some(&base_raw));
-            let cost = base.cost + encoded.payload.len() as u64;
-            if encoded.codec.needs_base() && cost <= MAX_COST * raw.len() as u64 {
-                let delta = Delta { base: base.id, depth: base.depth + 1, revision: base.revision, cost };
-                let meta = NodeMeta { codec: encoded.codec, number, raw_len, delta: Some(delta) };
-                if self.proves(&meta, &encoded.payload, raw, Some(&base_raw)) {
-                    return self.source.append(kind, &id, &meta, &encoded.payload);
-                }
+            match self.against(kind, &base, raw, number, raw_len) {
+                Ok(Some((meta, payload))) => return self.source.append(kind, &id, &meta, &payload),
+                Ok(None) => {}
+                // A base that is gone or damaged costs space, not the commit.
+                Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => log::warn!("cannot use a base: {e}"),
+                Err(e) => return Err(e),
             }
         }
         let mut encoded = codec::encode(raw, number, None);
@@ -151,6 +145,25 @@ impl Encoder {
             (meta.codec, encoded.payload) = (Codec::Raw, raw.to_vec());
         }
         self.source.append(kind, &id, &meta, &encoded.payload)
+    }
+
+    /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.
+    fn against(
+        &self, kind: NodeKind, base: &Base, raw: &[u8], number: Number, raw_len: u32,
+    ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
+        let base_raw = match kind {
+            NodeKind::Chunk => self.rebuilder.chunk(&*self.source, &base.id)?,
+            _ => Arc::new(self.rebuilder.node(&*self.source, kind, &base.id)?),
+        };
+        let encoded = codec::encode(raw, number, Some(&base_raw));
+        let cost = base.cost + encoded.payload.len() as u64;
+        if encoded.codec.needs_base() && cost > MAX_COST * raw.len() as u64 {
+            return Ok(None);
+        }
+        let delta = Delta { base: base.id, depth: base.depth + 1, revision: base.revision, cost };
+        let delta = encoded.codec.needs_base().then_some(delta);
+        let meta = NodeMeta { codec: encoded.codec, number, raw_len, delta };
+        Ok(self.proves(&meta, &encoded.payload, raw, Some(&base_raw)).then_some((meta, encoded.payload)))
     }
 
     /// Whether the payload decodes to the raw bytes. If not, a codec is at fault: the bytes are stored another way.
