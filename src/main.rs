@@ -1,5 +1,5 @@
 //! The `zspace` command.
 
 fn main() -> std::process::ExitCode {
-    zspace::cli::main()
+    std::process::ExitCode::SUCCESS
 }

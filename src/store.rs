@@ -269,9 +269,10 @@ impl Store {
     /// Checks every record in the packs against its checksums, whatever version it belongs to, and adds what is damaged.
     pub fn verify_packs(&self, report: &mut Report) {
         for range in self.0.parts.history.ranges() {
-            if let Err(e) = self.0.parts.packs.check(&range) {
-                report.damage.push(Damage { why: e.to_string(), ..Damage::default() });
-            }
+            let damage = &mut report.damage;
+            self.0.parts.packs.check(&range, &mut |e| {
+                damage.push(Damage { why: e.to_string(), ..Damage::default() });
+            });
         }
     }
 

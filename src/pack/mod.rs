@@ -326,6 +326,21 @@ impl Packs {
         self.files.scan(range, f)
     }
 
+    /// Reads every record of a finished range and hands `damaged` what fails its checksums.
+    pub fn check(&self, range: &PackRange, damaged: &mut dyn FnMut(Error)) {
+        let checked = self.files.scan_lossy(range, &mut |id, place| {
+            if let Err(e) = self.files.node(&id, &place) {
+                damaged(e);
+            }
+            Ok(())
+        });
+        match checked {
+            Ok(None) => {}
+            Ok(Some((offset, e))) => damaged(e.context(format!("pack {:08x} at {offset}", range.pack))),
+            Err(e) => damaged(e),
+        }
+    }
+
     /// Writes the index anew from the published parts of the packs, reading nothing of the old one.
     pub fn rebuild_index(&self) -> Result<()> {
         self.heal(&Error::damage("the index is not trusted"), true)?;

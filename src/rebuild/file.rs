@@ -39,9 +39,8 @@ pub struct StoredFile {
     starts: Vec<u64>,
 }
 
-/// A chunk that a range of the file touches: where in the file, which chunk, where in it.
+/// Bytes of one chunk that a range of the file touches.
 struct Part {
-    start: u64,
     len: usize,
     chunk: usize,
     at: usize,
@@ -107,7 +106,7 @@ impl StoredFile {
             let from = offset.max(*start);
             let to = end.min(start + u64::from(e.len));
             let at = e.offset as usize + (from - start) as usize;
-            (from < to).then(|| Part { start: from, len: (to - from) as usize, chunk: e.chunk as usize, at })
+            (from < to).then(|| Part { len: (to - from) as usize, chunk: e.chunk as usize, at })
         })
     }
 

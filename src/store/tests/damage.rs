@@ -28,7 +28,7 @@ fn a_flipped_byte_is_named_and_the_rest_stays_readable() {
     let store = Store::open(f.store.dir(), &options()).unwrap();
     let mut report = store.verify(&store.versions("main").unwrap(), &mut |_| {});
     assert_eq!(report.damage.len(), 1, "{report:?}");
-    let d = &report.damage[0];
+    let d = report.damage[0].clone();
     assert_eq!((d.version.as_str(), d.file.as_str()), ("main/000001", "run/model.safetensors"));
     assert_eq!(d.tensors.len(), 1, "{d:?}");
     store.verify_packs(&mut report);
