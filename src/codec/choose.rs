@@ -8,8 +8,10 @@ use crate::tensor::Number;
 const SMALL: usize = 4 << 10;
 /// A sample is this many stretches, spread evenly …
 const STRETCHES: usize = 16;
-/// … each of at most this many bytes, and an eighth of the chunk in all.
+/// … each of at most this many bytes, and a sixteenth of the chunk in all …
 const STRETCH: usize = 2 << 10;
+/// … but each of at least this many.
+const STRETCH_LEAST: usize = 128;
 
 pub(super) fn encode(input: Input<'_>) -> Encoded {
     for codec in [Codec::Same, Codec::Constant] {
@@ -125,7 +127,7 @@ fn candidates(sampled: Input<'_>, copies: bool) -> Vec<Codec> {
 
 /// Copies evenly spread stretches of `bytes`, which is longer than [`SMALL`]; whole 8-byte words, so that elements stay whole.
 fn sample(bytes: &[u8], to: &mut Vec<u8>) {
-    let stretch = (bytes.len() / (8 * STRETCHES)).min(STRETCH) & !7;
+    let stretch = (bytes.len() / (16 * STRETCHES)).clamp(STRETCH_LEAST, STRETCH) & !7;
     let step = (bytes.len() / STRETCHES) & !7;
     for i in 0..STRETCHES {
         to.extend_from_slice(&bytes[i * step..i * step + stretch]);
