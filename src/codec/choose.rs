@@ -4,7 +4,7 @@
 use super::{Codec, Encoded, Input, scratch};
 use crate::tensor::Number;
 
-/// Chunks up to this length (bytes) are tried with everything.
+/// Chunks up to this length (bytes) are tried with everything, until a 16th of them is enough.
 const SMALL: usize = 4 << 10;
 /// A sample is this many stretches, spread evenly …
 const STRETCHES: usize = 16;
@@ -54,7 +54,7 @@ fn likely(input: Input<'_>) -> Vec<(Codec, usize)> {
     use Codec::{DiffPlanes, DiffSparse, Planes, XorPlanes, Zstd, ZstdRef};
     if input.raw.len() <= SMALL {
         return [DiffSparse, DiffPlanes, XorPlanes, ZstdRef, Planes, Zstd]
-            .map(|codec| (codec, 0))
+            .map(|codec| (codec, input.raw.len() / 16))
             .to_vec();
     }
     // What copies from afar is invisible to a sample. zstd alone finds hardly anything that zstd with the base does not.
