@@ -20,13 +20,24 @@ impl NodeSource for Nodes {
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
         let map = self.map.lock();
-        let (meta, payload) = map.get(id).ok_or_else(|| Error::new(crate::error::Kind::NotFound, "gone"))?;
-        Ok(Node { kind: NodeKind::Chunk as u8, meta: meta.encode(), payload: payload.clone() })
+        let (meta, payload) = map
+            .get(id)
+            .ok_or_else(|| Error::new(crate::error::Kind::NotFound, "gone"))?;
+        Ok(Node {
+            kind: NodeKind::Chunk as u8,
+            meta: meta.encode(),
+            payload: payload.clone(),
+        })
     }
 
     fn meta(&self, id: &NodeId) -> Result<Meta> {
         let n = self.get(id)?;
-        Ok(Meta { kind: n.kind, payload_len: n.payload.len() as u32, stored_len: 0, meta: n.meta })
+        Ok(Meta {
+            kind: n.kind,
+            payload_len: n.payload.len() as u32,
+            stored_len: 0,
+            meta: n.meta,
+        })
     }
 }
 
@@ -37,8 +48,18 @@ impl Nodes {
             Some((_, base)) => codec::encode_as(Codec::XorPlanes, raw, Number::F32, Some(base)).unwrap(),
             None => codec::encode(raw, Number::F32, None),
         };
-        let delta = base.map(|(base, _)| Delta { base, depth: 1, revision: 1, cost: 1 });
-        let meta = NodeMeta { codec: e.codec, number: Number::F32, raw_len: raw.len() as u32, delta };
+        let delta = base.map(|(base, _)| Delta {
+            base,
+            depth: 1,
+            revision: 1,
+            cost: 1,
+        });
+        let meta = NodeMeta {
+            codec: e.codec,
+            number: Number::F32,
+            raw_len: raw.len() as u32,
+            delta,
+        };
         self.map.lock().insert(id, (meta, e.payload));
         id
     }
@@ -46,7 +67,11 @@ impl Nodes {
 
 fn chain(n: u8) -> (Nodes, Vec<NodeId>) {
     let nodes = Nodes::default();
-    let raw = |i: u8| (0..4096u32).map(|x| if x % 7 == 0 { i } else { x as u8 }).collect::<Vec<_>>();
+    let raw = |i: u8| {
+        (0..4096u32)
+            .map(|x| if x % 7 == 0 { i } else { x as u8 })
+            .collect::<Vec<_>>()
+    };
     let mut ids = vec![nodes.put(&raw(0), None)];
     for i in 1..n {
         ids.push(nodes.put(&raw(i), Some((ids[usize::from(i) - 1], &raw(i - 1)))));
@@ -83,7 +108,10 @@ fn what_does_not_hash_to_its_id_is_never_served() {
     let other = nodes.map.lock().get(&ids[0]).cloned().unwrap();
     nodes.map.lock().insert(ids[2], other);
     let r = Rebuilder::new(1 << 20, 1);
-    assert_eq!(r.chunk(&nodes, &ids[2]).unwrap_err().kind(), crate::error::Kind::Damage);
+    assert_eq!(
+        r.chunk(&nodes, &ids[2]).unwrap_err().kind(),
+        crate::error::Kind::Damage
+    );
     assert_eq!(r.cached_bytes(), 0);
 }
 
@@ -96,7 +124,10 @@ fn a_chain_that_bites_its_tail_is_damage() {
     map.insert(ids[1], (meta, payload));
     drop(map);
     let r = Rebuilder::new(1 << 20, 1);
-    assert_eq!(r.chunk(&nodes, &ids[2]).unwrap_err().kind(), crate::error::Kind::Damage);
+    assert_eq!(
+        r.chunk(&nodes, &ids[2]).unwrap_err().kind(),
+        crate::error::Kind::Damage
+    );
 }
 
 #[test]
@@ -124,7 +155,12 @@ fn a_failure_reaches_every_waiter_and_is_not_remembered() {
     let r = Rebuilder::new(1 << 20, 1);
     std::thread::scope(|s| {
         for _ in 0..4 {
-            s.spawn(|| assert_eq!(r.chunk(&nodes, &missing).unwrap_err().kind(), crate::error::Kind::NotFound));
+            s.spawn(|| {
+                assert_eq!(
+                    r.chunk(&nodes, &missing).unwrap_err().kind(),
+                    crate::error::Kind::NotFound
+                )
+            });
         }
     });
     assert!(r.chunk(&nodes, &good).is_ok());

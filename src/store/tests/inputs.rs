@@ -17,14 +17,27 @@ fn hostile_files_are_stored_as_what_they_are() {
         ("empty.safetensors", vec![]),
         ("short.safetensors", vec![8, 0, 0]),
         ("cut.pt", b"PK\x03\x04 and then nothing".to_vec()),
-        ("pickle.pt", b"\x80\x02cos\nsystem\nX\x05\x00\x00\x00touch\x85R.".to_vec()),
+        (
+            "pickle.pt",
+            b"\x80\x02cos\nsystem\nX\x05\x00\x00\x00touch\x85R.".to_vec(),
+        ),
     ];
     for (name, bytes) in cases {
         let path = f.write(name, &bytes);
         f.commit(&path);
         assert!(f.read("main", name) == bytes, "{name}");
         let torn = f.store.probe(&path).unwrap().torn;
-        assert_eq!(torn.is_some(), ["truncated.safetensors", "huge.safetensors", "short.safetensors", "cut.pt"].contains(&name), "{name}: {torn:?}");
+        assert_eq!(
+            torn.is_some(),
+            [
+                "truncated.safetensors",
+                "huge.safetensors",
+                "short.safetensors",
+                "cut.pt"
+            ]
+            .contains(&name),
+            "{name}: {torn:?}"
+        );
     }
 }
 
@@ -32,7 +45,14 @@ fn hostile_files_are_stored_as_what_they_are() {
 fn what_cannot_be_stored_is_named() {
     let f = Fixture::new();
     f.write("run/model.bin", b"x");
-    rustix::fs::mknodat(rustix::fs::CWD, f.path("run/pipe"), rustix::fs::FileType::Fifo, rustix::fs::Mode::from(0o600), 0).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        f.path("run/pipe"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from(0o600),
+        0,
+    )
+    .unwrap();
     let e = f.store.commit(&request(&f.path("run"))).unwrap_err();
     assert_eq!(e.kind(), Kind::Refused);
     assert!(e.to_string().contains("pipe"), "{e}");
@@ -52,7 +72,10 @@ fn links_are_kept_or_followed_as_asked() {
     assert_eq!(done.links_outside, 0);
     let done = f.commit(&f.path("hub/snapshots/1"));
     assert_eq!(done.links_outside, 1);
-    let follow = |name: &str| CommitRequest { follow_links: true, ..request(&f.path(name)) };
+    let follow = |name: &str| CommitRequest {
+        follow_links: true,
+        ..request(&f.path(name))
+    };
     f.store.commit(&follow("hub/snapshots/1")).unwrap();
     assert_eq!(f.read("main", "1/model.bin"), b"weights");
     symlink("nowhere", f.path("hub/snapshots/1/dangling")).unwrap();

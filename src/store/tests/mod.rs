@@ -44,17 +44,26 @@ impl Fixture {
 }
 
 pub(super) fn options() -> Options {
-    Options { memory: 8 << 20, threads: 2 }
+    Options {
+        memory: 8 << 20,
+        threads: 2,
+    }
 }
 
 pub(super) fn request(path: &Path) -> CommitRequest {
     let name = std::os::unix::ffi::OsStrExt::as_bytes(path.file_name().unwrap()).to_vec();
-    CommitRequest { branch: "main".into(), entries: vec![(name, path.to_owned())], ..CommitRequest::default() }
+    CommitRequest {
+        branch: "main".into(),
+        entries: vec![(name, path.to_owned())],
+        ..CommitRequest::default()
+    }
 }
 
 pub(super) fn read(store: &Store, rev: &str, path: &str) -> Result<Vec<u8>> {
     let version = store.resolve(rev)?;
-    let EntryKind::File { hash, len, .. } = store.entry(&version, path.as_bytes())?.kind else { panic!("no file") };
+    let EntryKind::File { hash, len, .. } = store.entry(&version, path.as_bytes())?.kind else {
+        panic!("no file")
+    };
     let file = store.file(&hash, len)?;
     let mut out = Vec::new();
     while (out.len() as u64) < len {
@@ -91,7 +100,10 @@ impl Model {
     pub(super) fn new(sizes: &[usize]) -> Self {
         let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
         let mut weight = |_| 0x3c00 + (noise.next() % 0x200) as u16 + ((noise.next() & 1) as u16) * 0x8000;
-        let tensors = sizes.iter().enumerate().map(|(i, n)| (format!("layers.{i}.weight"), (0..*n).map(&mut weight).collect()));
+        let tensors = sizes
+            .iter()
+            .enumerate()
+            .map(|(i, n)| (format!("layers.{i}.weight"), (0..*n).map(&mut weight).collect()));
         let tensors = tensors.collect();
         Model { noise, tensors }
     }
@@ -112,7 +124,10 @@ impl Model {
         let (mut data, mut at) = (Vec::new(), 0);
         for (name, t) in &self.tensors {
             let end = at + t.len() * 2;
-            header += &format!(",\"{name}\":{{\"dtype\":\"BF16\",\"shape\":[{}],\"data_offsets\":[{at},{end}]}}", t.len());
+            header += &format!(
+                ",\"{name}\":{{\"dtype\":\"BF16\",\"shape\":[{}],\"data_offsets\":[{at},{end}]}}",
+                t.len()
+            );
             data.extend(t.iter().flat_map(|w| w.to_le_bytes()));
             at = end;
         }

@@ -30,27 +30,51 @@ fn snapshot(dir: &Path) -> Vec<(PathBuf, u32, i64, i64, u64, Vec<u8>)> {
 #[test]
 fn a_tree_comes_back_as_it_was() {
     let f = Fixture::new();
-    let odd = ["-dash", " space ", "new\nline", "\u{1f600}", "漢字", "a".repeat(255).as_str()].map(str::to_owned);
+    let odd = [
+        "-dash",
+        " space ",
+        "new\nline",
+        "\u{1f600}",
+        "漢字",
+        "a".repeat(255).as_str(),
+    ]
+    .map(str::to_owned);
     for (i, name) in odd.iter().enumerate() {
         f.write(&format!("run/{name}"), &vec![i as u8; i * 1000]);
     }
-    fs::write(f.path("run").join(std::ffi::OsStr::from_bytes(b"bad\xffutf8")), b"x").unwrap();
-    f.write("run/sub/deep/model.safetensors", &Model::new(&[70_000, 10, 300]).safetensors(1));
+    fs::write(
+        f.path("run").join(std::ffi::OsStr::from_bytes(b"bad\xffutf8")),
+        b"x",
+    )
+    .unwrap();
+    f.write(
+        "run/sub/deep/model.safetensors",
+        &Model::new(&[70_000, 10, 300]).safetensors(1),
+    );
     f.write("run/sub/large.bin", &Noise(7).bytes(3_000_000));
     fs::create_dir(f.path("run/empty")).unwrap();
     fs::hard_link(f.path("run/sub/large.bin"), f.path("run/linked")).unwrap();
     symlink("sub/large.bin", f.path("run/soft")).unwrap();
     symlink("/nowhere", f.path("run/dangling")).unwrap();
     symlink("loop", f.path("run/loop")).unwrap();
-    for (name, mode) in [("run/sub/large.bin", 0o400), ("run/sub", 0o2750), ("run/sub/deep/model.safetensors", 0o755)] {
+    for (name, mode) in [
+        ("run/sub/large.bin", 0o400),
+        ("run/sub", 0o2750),
+        ("run/sub/deep/model.safetensors", 0o755),
+    ] {
         fs::set_permissions(f.path(name), fs::Permissions::from_mode(mode)).unwrap();
     }
     let old = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 123_456_789);
-    fs::File::open(f.path("run/sub")).unwrap().set_modified(old).unwrap();
+    fs::File::open(f.path("run/sub"))
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
 
     let done = f.commit(&f.path("run"));
     assert_eq!((done.number, done.links_outside), (1, 1));
-    f.store.export(&f.store.resolve("main").unwrap(), &f.path("out"), &mut |_| {}).unwrap();
+    f.store
+        .export(&f.store.resolve("main").unwrap(), &f.path("out"), &mut |_| {})
+        .unwrap();
     assert_eq!(snapshot(&f.path("out/run")), snapshot(&f.path("run")));
 
     // The same tree again has the same tree id, and costs next to nothing.
@@ -69,7 +93,9 @@ fn attributes_come_back_where_the_disk_has_them() {
         return;
     }
     f.commit(&path);
-    f.store.export(&f.store.resolve("main").unwrap(), &f.path("out"), &mut |_| {}).unwrap();
+    f.store
+        .export(&f.store.resolve("main").unwrap(), &f.path("out"), &mut |_| {})
+        .unwrap();
     let mut value = [0; 16];
     let n = rustix::fs::getxattr(f.path("out/a.bin"), "user.note", &mut value[..]).unwrap();
     assert_eq!(&value[..n], b"hello");
@@ -87,7 +113,10 @@ fn a_long_series_stays_exact_shallow_and_small() {
         model.step();
     }
     for (i, bytes) in files.iter().enumerate() {
-        assert!(f.read(&format!("main/{}", i + 1), &format!("step-{i:06}.safetensors")) == *bytes, "{i}");
+        assert!(
+            f.read(&format!("main/{}", i + 1), &format!("step-{i:06}.safetensors")) == *bytes,
+            "{i}"
+        );
     }
     let s = f.store.stats().unwrap();
     assert!(s.depths.keys().all(|d| *d <= 8), "{:?}", s.depths);
@@ -111,9 +140,14 @@ fn a_range_reads_only_the_chunks_it_touches() {
     f.commit(&f.write("m.safetensors", &bytes));
     let store = Store::open(f.store.dir(), &options()).unwrap();
     let version = store.resolve("main").unwrap();
-    let EntryKind::File { hash, len, .. } = store.entry(&version, b"m.safetensors").unwrap().kind else { panic!() };
+    let EntryKind::File { hash, len, .. } = store.entry(&version, b"m.safetensors").unwrap().kind else {
+        panic!()
+    };
     let file = store.file(&hash, len).unwrap();
-    assert_eq!(&file.read(5_000_000, 23).unwrap()[..], &bytes[5_000_000..5_000_023]);
+    assert_eq!(
+        &file.read(5_000_000, 23).unwrap()[..],
+        &bytes[5_000_000..5_000_023]
+    );
     assert_eq!(store.counters().asked, 1);
     assert!(file.read(len, 10).unwrap().is_empty());
     assert_eq!(file.read(len - 3, 10).unwrap().len(), 3);
