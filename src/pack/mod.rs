@@ -9,6 +9,8 @@
 
 #[cfg(test)]
 mod crash_tests;
+#[cfg(test)]
+mod damage_tests;
 mod files;
 mod index;
 mod journal;

@@ -128,6 +128,7 @@ pub(super) fn create(disk: &dyn Disk, root: &Path) -> Result<()> {
         file.sync()?;
     }
     disk.sync_dir(&journal)?;
+    disk.sync_dir(root)?;
     write_format(disk, root, &id)?;
     match root.parent() {
         Some(parent) if parent.as_os_str().is_empty() => disk.sync_dir(Path::new(".")),

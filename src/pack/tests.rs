@@ -360,9 +360,8 @@ fn a_read_only_store_opens_for_reading() {
     for stale in [false, true] {
         let disk = disk.copy();
         if stale {
-            disk.edit(Path::new("/s/journal/durable"), |b| {
-                *b = Pos::START.encode_mark(&open(&disk).0.store_id())
-            });
+            let id = open(&disk).0.store_id();
+            disk.edit(Path::new("/s/journal/durable"), |b| *b = Pos::START.encode_mark(&id));
         }
         disk.set_read_only(true);
         let (packs, ledger) = open(&disk);

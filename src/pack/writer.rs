@@ -2,7 +2,7 @@
 
 use super::files::{pack_name, pack_number, read_meta, read_node};
 use super::parse::{self, PACK_HEADER};
-use super::{Meta, Node, PackRange, Packs, Place, store};
+use super::{Meta, Node, PackRange, Packs, Place};
 use crate::disk::DiskFile;
 use crate::error::{Error, Kind, Result};
 use crate::id::NodeId;
@@ -240,7 +240,15 @@ impl Drop for PackWriter {
 /// Makes the next pack. Other processes do so too: a taken number leads to the next one.
 fn new_pack(packs: &Packs) -> Result<OpenPack> {
     let dir = packs.files.dir();
-    let taken = store::list(&*packs.disk, dir)?;
+    let taken = match packs.disk.list(dir) {
+        // The store's maker died before this directory was durable.
+        Err(e) if e.kind() == Kind::NotFound => {
+            packs.disk.create_dir_all(dir)?;
+            packs.disk.sync_dir(&packs.root)?;
+            Vec::new()
+        }
+        names => names?,
+    };
     let mut number = taken.iter().filter_map(|n| pack_number(n)).max().unwrap_or(0);
     loop {
         number = number
