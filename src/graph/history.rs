@@ -1,0 +1,352 @@
+//! The history as the journal tells it: every version, branch and tag of the store, in memory.
+
+use super::names::{Rev, check_name, check_tag, is_id_prefix};
+use super::record::{Change, Record};
+use super::tree::Timestamp;
+use super::version::{Numbered, Version};
+use crate::error::{Error, Kind, Result};
+use crate::id::VersionId;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// The branch that always exists.
+pub const MAIN: &str = "main";
+
+/// A named line of versions.
+#[derive(Clone, Debug, Default)]
+pub struct Branch {
+    /// The version the first own one follows, if the branch was forked off.
+    pub from: Option<VersionId>,
+    /// Its versions, oldest first.
+    pub versions: Vec<Arc<Numbered>>,
+}
+
+impl Branch {
+    /// The newest version: its own, else the one it was forked off.
+    pub fn head(&self) -> Option<VersionId> {
+        self.versions.last().map(|v| v.id).or(self.from)
+    }
+
+    fn next_number(&self) -> u64 {
+        self.versions.last().map_or(1, |v| v.number + 1)
+    }
+}
+
+/// Every version, branch and tag. Changes only by applying journal records in order.
+#[derive(Clone, Debug)]
+pub struct History {
+    branches: BTreeMap<String, Branch>,
+    tags: BTreeMap<String, VersionId>,
+    by_id: HashMap<VersionId, Arc<Numbered>>,
+    sorted_ids: BTreeMap<VersionId, ()>,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        let branches = BTreeMap::from([(MAIN.to_owned(), Branch::default())]);
+        History {
+            branches,
+            tags: BTreeMap::new(),
+            by_id: HashMap::new(),
+            sorted_ids: BTreeMap::new(),
+        }
+    }
+}
+
+impl History {
+    /// Applies one journal body.
+    pub fn apply(&mut self, body: &[u8]) -> Result<()> {
+        for change in Record::decode(body)?.changes {
+            self.apply_change(change)?;
+        }
+        Ok(())
+    }
+
+    fn apply_change(&mut self, change: Change) -> Result<()> {
+        match change {
+            Change::Commit {
+                branch,
+                number,
+                version,
+                files,
+                stored,
+            } => {
+                let b = self.branches.entry(branch.clone()).or_default();
+                if number < b.next_number() {
+                    return Err(Error::damage(format!(
+                        "journal gives number {number} of {branch} twice"
+                    )));
+                }
+                let id = version.id();
+                let v = Arc::new(Numbered {
+                    id,
+                    branch,
+                    number,
+                    version,
+                    files,
+                    stored,
+                });
+                b.versions.push(v.clone());
+                self.by_id.insert(id, v);
+                self.sorted_ids.insert(id, ());
+            }
+            Change::Branch { name, from } => {
+                self.branches.insert(
+                    name,
+                    Branch {
+                        from,
+                        versions: Vec::new(),
+                    },
+                );
+            }
+            Change::Tag { name, version } => {
+                self.tags.insert(name, version);
+            }
+        }
+        Ok(())
+    }
+
+    /// All branches by name.
+    pub fn branches(&self) -> &BTreeMap<String, Branch> {
+        &self.branches
+    }
+
+    /// All tags by name.
+    pub fn tags(&self) -> &BTreeMap<String, VersionId> {
+        &self.tags
+    }
+
+    /// The branch with this name.
+    pub fn branch(&self, name: &str) -> Result<&Branch> {
+        self.branches.get(name).ok_or_else(|| {
+            Error::new(
+                Kind::NotFound,
+                format!("no branch {name:?} (`zspace branch` lists them)"),
+            )
+        })
+    }
+
+    /// The version with this id.
+    pub fn version(&self, id: &VersionId) -> Option<&Arc<Numbered>> {
+        self.by_id.get(id)
+    }
+
+    /// The version with this number on a branch.
+    pub fn numbered(&self, branch: &str, number: u64) -> Option<&Arc<Numbered>> {
+        let versions = &self.branches.get(branch)?.versions;
+        let at = versions.binary_search_by_key(&number, |v| v.number).ok()?;
+        versions.get(at)
+    }
+
+    /// The one version whose id starts with `prefix` (8 or more hex digits).
+    pub fn by_prefix(&self, prefix: &str) -> Result<Option<&Arc<Numbered>>> {
+        if !is_id_prefix(prefix) {
+            return Ok(None);
+        }
+        let mut low = prefix.to_owned();
+        while low.len() < 64 {
+            low.push('0');
+        }
+        let low: VersionId = low.parse()?;
+        let mut hits = self
+            .sorted_ids
+            .range(low..)
+            .map(|(id, ())| id)
+            .take_while(|id| id.to_string().starts_with(prefix));
+        match (hits.next(), hits.next()) {
+            (Some(_), Some(_)) => Err(Error::new(
+                Kind::Usage,
+                format!("{prefix} is the start of more than one version's id"),
+            )),
+            (Some(id), None) => Ok(self.by_id.get(id)),
+            (None, _) => Ok(None),
+        }
+    }
+
+    /// The version a REV names. A word is a branch first, then a tag, then the start of an id.
+    pub fn resolve(&self, text: &str) -> Result<Arc<Numbered>> {
+        let missing = |why: &str| Error::new(Kind::NotFound, format!("no version {text}: {why}"));
+        match Rev::parse(text)? {
+            Rev::Number(branch, n) => {
+                self.branch(&branch)?;
+                self.numbered(&branch, n)
+                    .cloned()
+                    .ok_or_else(|| missing("`zspace log` lists what there is"))
+            }
+            Rev::Latest(branch) => self.latest(&branch),
+            Rev::Word(word) if self.branches.contains_key(&word) => self.latest(&word),
+            Rev::Word(word) => match self.tags.get(&word) {
+                Some(id) => self
+                    .version(id)
+                    .cloned()
+                    .ok_or_else(|| missing("the tag names a version that is gone")),
+                None => self
+                    .by_prefix(&word)?
+                    .cloned()
+                    .ok_or_else(|| missing("no branch, tag or id of that name")),
+            },
+        }
+    }
+
+    fn latest(&self, branch: &str) -> Result<Arc<Numbered>> {
+        let head = self.branch(branch)?.head();
+        head.and_then(|id| self.version(&id))
+            .cloned()
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("branch {branch:?} has no version yet")))
+    }
+
+    /// The change that commits `version` as the next of a branch, with its parent set, its id and its number.
+    /// Times are taken as they come: clocks may be skewed, and order is the parents'.
+    pub fn next(
+        &self,
+        branch: &str,
+        mut version: Version,
+        files: u64,
+        stored: u64,
+    ) -> Result<(Change, VersionId, u64)> {
+        check_name("branch", branch)?;
+        if self.tags.contains_key(branch) {
+            return Err(Error::new(
+                Kind::Exists,
+                format!("{branch:?} is a tag: a branch cannot have its name"),
+            ));
+        }
+        let (head, number) = self
+            .branches
+            .get(branch)
+            .map_or((None, 1), |b| (b.head(), b.next_number()));
+        version.parents = head.into_iter().collect();
+        let id = version.id();
+        Ok((
+            Change::Commit {
+                branch: branch.to_owned(),
+                number,
+                version,
+                files,
+                stored,
+            },
+            id,
+            number,
+        ))
+    }
+
+    /// The change that makes a branch.
+    pub fn new_branch(&self, name: &str, from: Option<VersionId>) -> Result<Change> {
+        check_name("branch", name)?;
+        if self.branches.contains_key(name) || self.tags.contains_key(name) {
+            return Err(Error::new(
+                Kind::Exists,
+                format!("there is a branch or tag {name:?} already"),
+            ));
+        }
+        Ok(Change::Branch {
+            name: name.to_owned(),
+            from,
+        })
+    }
+
+    /// The change that sets a tag, or moves it with `force`.
+    pub fn new_tag(&self, name: &str, version: VersionId, force: bool) -> Result<Change> {
+        check_tag(name)?;
+        if self.branches.contains_key(name) {
+            return Err(Error::new(
+                Kind::Exists,
+                format!("{name:?} is a branch: a tag cannot have its name"),
+            ));
+        }
+        if self.tags.contains_key(name) && !force {
+            return Err(Error::new(
+                Kind::Exists,
+                format!("there is a tag {name:?} already (--force moves it)"),
+            ));
+        }
+        Ok(Change::Tag {
+            name: name.to_owned(),
+            version,
+        })
+    }
+
+    /// Up to `limit` versions before and including `head`, newest first, along first parents.
+    pub fn ancestors(&self, head: Option<VersionId>, limit: usize) -> Vec<Arc<Numbered>> {
+        let mut out = Vec::new();
+        let mut at = head;
+        while let Some(v) = at.and_then(|id| self.version(&id)).filter(|_| out.len() < limit) {
+            out.push(v.clone());
+            at = v.version.parents.first().copied();
+        }
+        out
+    }
+}
+
+/// The present time of the machine's clock.
+pub fn now() -> Timestamp {
+    let d = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    Timestamp {
+        seconds: d.as_secs() as i64,
+        nanos: d.subsec_nanos(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::NodeId;
+
+    fn version(n: u8) -> Version {
+        Version {
+            parents: vec![],
+            entry: vec![b'e', n],
+            time: Timestamp::default(),
+            message: String::new(),
+            tree: NodeId([n; 32]),
+            len: 0,
+        }
+    }
+
+    fn commit(h: &mut History, branch: &str, n: u8) -> VersionId {
+        let (c, ..) = h.next(branch, version(n), 1, 1).unwrap();
+        h.apply(&Record { changes: vec![c] }.encode()).unwrap();
+        h.branch(branch).unwrap().head().unwrap()
+    }
+
+    #[test]
+    fn numbers_run_without_gaps_and_parents_follow() {
+        let mut h = History::default();
+        let a = commit(&mut h, "main", 1);
+        let b = commit(&mut h, "main", 2);
+        assert_eq!(h.version(&b).unwrap().version.parents, [a]);
+        assert_eq!(h.resolve("main").unwrap().id, b);
+        assert_eq!(h.resolve("main/1").unwrap().id, a);
+        assert_eq!(h.resolve(&a.to_string()[..8]).unwrap().id, a);
+        assert_eq!(h.resolve("main/3").unwrap_err().kind(), Kind::NotFound);
+        assert_eq!(h.ancestors(Some(b), 9).len(), 2);
+    }
+
+    #[test]
+    fn forks_start_at_one_and_follow_where_they_left() {
+        let mut h = History::default();
+        let a = commit(&mut h, "main", 1);
+        let fork = h.new_branch("exp", Some(a)).unwrap();
+        h.apply(&Record { changes: vec![fork] }.encode()).unwrap();
+        assert_eq!(h.resolve("exp").unwrap().id, a);
+        let b = commit(&mut h, "exp", 2);
+        assert_eq!(h.version(&b).unwrap().name(), "exp/000001");
+        assert_eq!(h.version(&b).unwrap().version.parents, [a]);
+    }
+
+    #[test]
+    fn tags_move_only_by_force_and_never_take_a_branch_name() {
+        let mut h = History::default();
+        let a = commit(&mut h, "main", 1);
+        let t = h.new_tag("best", a, false).unwrap();
+        h.apply(&Record { changes: vec![t] }.encode()).unwrap();
+        assert_eq!(h.resolve("best").unwrap().id, a);
+        assert_eq!(h.new_tag("best", a, false).unwrap_err().kind(), Kind::Exists);
+        assert!(h.new_tag("best", a, true).is_ok());
+        assert_eq!(h.new_tag("main", a, false).unwrap_err().kind(), Kind::Exists);
+        assert_eq!(h.new_branch("best", None).unwrap_err().kind(), Kind::Exists);
+        assert_eq!(h.next("best", version(3), 1, 1).unwrap_err().kind(), Kind::Exists);
+    }
+}
