@@ -17,3 +17,7 @@ pub mod format;
 pub mod pack;
 // 3: versions, branches, tags, trees
 pub mod graph;
+// 6: the façade
+pub mod store;
+// 7: the mount
+pub mod fuse;
