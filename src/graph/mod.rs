@@ -1,13 +1,19 @@
 //! Versions, branches, tags and trees: what was committed, by whom it is followed, and how it is named.
 
 mod history;
+mod ledger;
+mod manifest;
 mod names;
+mod node;
 mod record;
 mod tree;
 mod version;
 
 pub use history::{Branch, History, MAIN, now};
+pub use ledger::LiveHistory;
+pub use manifest::{Manifest, Shape};
 pub use names::check_name;
+pub use node::{Delta, NodeKind, NodeMeta};
 pub use record::{Change, Record};
 pub use tree::{Entry, EntryKind, Timestamp, Tree};
 pub use version::{Numbered, Version};

@@ -1,0 +1,164 @@
+//! Which codec for which chunk: the cheap certainties first, then a sample rules out what cannot win, then the likely winners are
+//! encoded in full and compared.
+
+use super::{Codec, Encoded, Input, scratch};
+use crate::tensor::Number;
+
+/// Chunks up to this length (bytes) are tried with everything, until a 16th of them is enough.
+const SMALL: usize = 4 << 10;
+/// A sample is this many stretches, spread evenly …
+const STRETCHES: usize = 16;
+/// … each of at most this many bytes, and a sixteenth of the chunk in all …
+const STRETCH: usize = 2 << 10;
+/// … but each of at least this many.
+const STRETCH_LEAST: usize = 128;
+
+pub(super) fn encode(input: Input<'_>) -> Encoded {
+    for codec in [Codec::Same, Codec::Constant] {
+        if let Some(payload) = (codec.row().encode)(input)
+            && payload.len() < input.raw.len().max(1)
+        {
+            return Encoded { codec, payload };
+        }
+    }
+    let mut best: Option<Encoded> = None;
+    for (codec, estimate) in likely(input) {
+        if best
+            .as_ref()
+            .is_some_and(|b| cost(b.codec, b.payload.len()) <= estimate)
+        {
+            continue;
+        }
+        if let Some(payload) = (codec.row().encode)(input)
+            && payload.len() < input.raw.len()
+            && best
+                .as_ref()
+                .is_none_or(|b| cost(codec, payload.len()) < cost(b.codec, b.payload.len()))
+        {
+            best = Some(Encoded { codec, payload });
+        }
+    }
+    best.unwrap_or_else(|| Encoded {
+        codec: Codec::Raw,
+        payload: input.raw.to_vec(),
+    })
+}
+
+/// Stored bytes, and a 64th more for what needs its base rebuilt first.
+fn cost(codec: Codec, len: usize) -> usize {
+    if codec.needs_base() { len + len / 64 } else { len }
+}
+
+/// The codecs worth encoding with in full, the likeliest first, each with the cost below which a better one need not look for it.
+fn likely(input: Input<'_>) -> Vec<(Codec, usize)> {
+    use Codec::{DiffPlanes, DiffSparse, Planes, XorPlanes, Zstd, ZstdRef};
+    if input.raw.len() <= SMALL {
+        return [DiffSparse, DiffPlanes, XorPlanes, ZstdRef, Planes, Zstd]
+            .map(|codec| (codec, input.raw.len() / 16))
+            .to_vec();
+    }
+    // What copies from afar is invisible to a sample. zstd alone finds hardly anything that zstd with the base does not.
+    let mut likely = Vec::new();
+    let copies = input.number == Number::Bytes || repeats(input);
+    if copies {
+        likely.extend([(ZstdRef, 0), (Zstd, input.raw.len() / 2)]);
+    }
+    likely.extend(by_sample(input, copies));
+    likely
+}
+
+/// Encodes a sample with the codecs that see elements one by one, and names the two best with what they should cost.
+fn by_sample(input: Input<'_>, copies: bool) -> Vec<(Codec, usize)> {
+    let base = input.base.filter(|b| b.len() == input.raw.len());
+    let mut estimates: Vec<(Codec, usize)> = scratch::with_buffer(|raw_sample| {
+        scratch::with_buffer(|base_sample| {
+            sample(input.raw, raw_sample);
+            if let Some(base) = base {
+                sample(base, base_sample);
+            }
+            let sampled = Input {
+                raw: &raw_sample[..],
+                base: base.is_some().then_some(&base_sample[..]),
+                number: input.number,
+            };
+            let limit = raw_sample.len() - raw_sample.len() / 128;
+            let estimate = |codec: Codec| {
+                let cost = cost(codec, (codec.row().encode)(sampled)?.len());
+                (cost < limit).then(|| (codec, input.raw.len() * cost / raw_sample.len()))
+            };
+            candidates(sampled, copies)
+                .into_iter()
+                .filter_map(estimate)
+                .collect()
+        })
+    });
+    estimates.sort_by_key(|e| e.1);
+    estimates.truncate(2);
+    estimates
+}
+
+/// What could win, judged by how many elements of the sample differ from the base.
+fn candidates(sampled: Input<'_>, copies: bool) -> Vec<Codec> {
+    let mut candidates = Vec::new();
+    if sampled.number != Number::Bytes {
+        candidates.push(Codec::Planes);
+    }
+    if !copies && !sampled.number.is_float() {
+        candidates.push(Codec::Zstd);
+    }
+    if let Some(base) = sampled.base {
+        let width = sampled.number.width();
+        let pairs = sampled.raw.chunks_exact(width).zip(base.chunks_exact(width));
+        let changed = pairs.filter(|(x, b)| x != b).count() * 64 / (sampled.raw.len() / width);
+        // Sparse is smaller nearly always, but slower than planes once many elements change.
+        if changed < 24 {
+            candidates.push(Codec::DiffSparse);
+        }
+        if changed > 8 {
+            candidates.push(Codec::DiffPlanes);
+        }
+        // A flipped bit is a small change of an integer's bits, not of a float's value.
+        if !sampled.number.is_float() && changed > 8 {
+            candidates.push(Codec::XorPlanes);
+        }
+    }
+    candidates
+}
+
+/// Copies evenly spread stretches of `bytes`, which is longer than [`SMALL`]; whole 8-byte words, so that elements stay whole.
+fn sample(bytes: &[u8], to: &mut Vec<u8>) {
+    let stretch = (bytes.len() / (16 * STRETCHES)).clamp(STRETCH_LEAST, STRETCH) & !7;
+    let step = (bytes.len() / STRETCHES) & !7;
+    for i in 0..STRETCHES {
+        to.extend_from_slice(&bytes[i * step..i * step + stretch]);
+    }
+}
+
+/// Whether a good part of the chunk's 8-byte words occurs in it twice, or in a base that is shifted against it. Looks at the words
+/// whose hash falls into one 64th, so that the same words are looked at wherever they lie.
+fn repeats(input: Input<'_>) -> bool {
+    const SLOTS: usize = 1 << 12;
+    let hash = |word: u64| word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 46;
+    let chosen = |bytes: &[u8]| -> Vec<u64> {
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|w| u64::from_le_bytes(*w))
+            .filter(|w| hash(*w) >> 12 == 0)
+            .collect()
+    };
+    let mut slots = vec![None; SLOTS];
+    let slot = |word: u64| hash(word) as usize % SLOTS;
+    if let Some(base) = input.base.filter(|b| b.len() != input.raw.len()) {
+        for word in chosen(base) {
+            slots[slot(word)] = Some(word);
+        }
+    }
+    let words = chosen(input.raw);
+    let found = words
+        .iter()
+        .filter(|w| slots[slot(**w)].replace(**w) == Some(**w))
+        .count();
+    words.len() >= 16 && found * 8 >= words.len()
+}
