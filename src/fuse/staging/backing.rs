@@ -104,7 +104,7 @@ impl Backing {
             };
             out.push((name.to_vec(), kind));
         }
-        out.sort();
+        out.sort_by(|a: &(Vec<u8>, FileKind), b| a.0.cmp(&b.0));
         Ok(out)
     }
 

@@ -16,6 +16,20 @@ pub struct Origin {
     pub version: VersionId,
     /// The entry's name in it.
     pub name: Vec<u8>,
+    /// What was removed from the entry since: paths below it.
+    pub gone: BTreeSet<Vec<Vec<u8>>>,
+}
+
+impl Origin {
+    /// All of the entry `name` of a version.
+    pub fn new(version: VersionId, name: &[u8]) -> Self {
+        Origin { version, name: name.to_vec(), gone: BTreeSet::new() }
+    }
+
+    /// Whether the path below the entry, or a directory above it, was removed.
+    pub fn lacks(&self, rel: &names::Path) -> bool {
+        (1..=rel.len()).any(|n| self.gone.contains(&rel[..n]))
+    }
 }
 
 /// What the mark of an entry says.
@@ -30,8 +44,6 @@ pub enum Mark {
     Committed {
         /// The version.
         origin: Origin,
-        /// What was removed from the entry since: paths below it.
-        gone: BTreeSet<Vec<Vec<u8>>>,
     },
 }
 
@@ -43,7 +55,7 @@ impl Mark {
     pub fn origin(&self) -> Option<&Origin> {
         match self {
             Mark::Dirty { base } => base.as_ref(),
-            Mark::Committed { origin, .. } => Some(origin),
+            Mark::Committed { origin } => Some(origin),
         }
     }
 }
@@ -182,17 +194,16 @@ fn gone_text(path: &names::Path) -> String {
 
 fn encode(entry: &[u8], mark: &Mark) -> String {
     let head = format!("{MAGIC} {}", names::encode(entry));
-    let of = |o: &Origin| format!(" {} {}", o.version, names::encode(&o.name));
-    match mark {
-        Mark::Dirty { base } => line(&format!("{head} dirty{}", base.as_ref().map(of).unwrap_or_default())),
-        Mark::Committed { origin, gone } => {
-            let mut out = line(&format!("{head} committed{}", of(origin)));
-            for path in gone {
-                out.push_str(&line(&gone_text(path)));
-            }
-            out
-        }
+    let words = match mark {
+        Mark::Dirty { .. } => "dirty",
+        Mark::Committed { .. } => "committed",
+    };
+    let Some(origin) = mark.origin() else { return line(&format!("{head} {words}")) };
+    let mut out = line(&format!("{head} {words} {} {}", origin.version, names::encode(&origin.name)));
+    for path in &origin.gone {
+        out.push_str(&line(&gone_text(path)));
     }
+    out
 }
 
 fn decode(text: &str) -> Option<(Vec<u8>, Mark)> {
@@ -204,17 +215,17 @@ fn decode(text: &str) -> Option<(Vec<u8>, Mark)> {
     let head = lines.next()??.strip_prefix(MAGIC)?.strip_prefix(' ')?;
     let words: Vec<&str> = head.split(' ').collect();
     let entry = names::decode(words.first()?)?;
-    let origin = || Some(Origin { version: words.get(2)?.parse().ok()?, name: names::decode(words.get(3)?)? });
+    let mut origin = || {
+        // A torn last line is a removal that did not happen.
+        let gone = lines
+            .by_ref()
+            .map_while(|l| l?.strip_prefix("gone ")?.split('/').map(names::decode).collect::<Option<Vec<_>>>());
+        Some(Origin { version: words.get(2)?.parse().ok()?, name: names::decode(words.get(3)?)?, gone: gone.collect() })
+    };
     let mark = match (*words.get(1)?, words.len()) {
         ("dirty", 2) => Mark::NEW,
         ("dirty", 4) => Mark::Dirty { base: Some(origin()?) },
-        ("committed", 4) => {
-            // A torn last line is a removal that did not happen.
-            let gone = lines.map_while(|l| {
-                l?.strip_prefix("gone ")?.split('/').map(names::decode).collect::<Option<Vec<_>>>()
-            });
-            Mark::Committed { origin: origin()?, gone: gone.collect() }
-        }
+        ("committed", 4) => Mark::Committed { origin: origin()? },
         _ => return None,
     };
     names::check(&[entry.clone()]).ok()?;
@@ -236,11 +247,12 @@ mod tests {
     }
 
     fn mark() -> impl Strategy<Value = Mark> {
-        let origin = (any::<[u8; 32]>(), name()).prop_map(|(v, name)| Origin { version: VersionId(v), name });
         let gone = proptest::collection::btree_set(proptest::collection::vec(name(), 1..4), 0..4);
+        let origin = (any::<[u8; 32]>(), name(), gone)
+            .prop_map(|(v, name, gone)| Origin { version: VersionId(v), name, gone });
         prop_oneof![
             proptest::option::of(origin.clone()).prop_map(|base| Mark::Dirty { base }),
-            (origin, gone).prop_map(|(origin, gone)| Mark::Committed { origin, gone }),
+            origin.prop_map(|origin| Mark::Committed { origin }),
         ]
     }
 
@@ -252,7 +264,7 @@ mod tests {
 
         #[test]
         fn a_damaged_first_line_is_never_believed(entry in name(), at: prop::sample::Index, flip in 1u8..128) {
-            let mark = Mark::Committed { origin: Origin { version: VersionId([3; 32]), name: entry.clone() }, gone: BTreeSet::new() };
+            let mark = Mark::Committed { origin: Origin::new(VersionId([3; 32]), &entry) };
             let mut bytes = encode(&entry, &mark).into_bytes();
             let at = at.index(bytes.len());
             bytes[at] ^= flip;
@@ -288,16 +300,16 @@ mod tests {
     fn removals_are_appended_and_a_torn_one_did_not_happen() {
         let dir = tempfile::tempdir().unwrap();
         let marks = Marks::new(dir.path().join("state"), dir.path().to_owned());
-        let origin = Origin { version: VersionId([3; 32]), name: b"d".to_vec() };
-        marks.write("main", b"d", &Mark::Committed { origin: origin.clone(), gone: BTreeSet::new() }).unwrap();
+        let origin = Origin::new(VersionId([3; 32]), b"d");
+        marks.write("main", b"d", &Mark::Committed { origin: origin.clone() }).unwrap();
         let path = vec![b"a b".to_vec(), b"\xff/".to_vec()];
         marks.append_gone("main", b"d", &path).unwrap();
         let file = dir.path().join("state/main/d");
         let whole = fs::read(&file).unwrap();
-        let want = Some(Mark::Committed { origin: origin.clone(), gone: [path].into() });
+        let want = Some(Mark::Committed { origin: Origin { gone: [path].into(), ..origin.clone() } });
         assert_eq!(marks.load("main", b"d").unwrap(), want);
         fs::write(&file, &whole[..whole.len() - 1]).unwrap();
-        let want = Some(Mark::Committed { origin, gone: BTreeSet::new() });
+        let want = Some(Mark::Committed { origin });
         assert_eq!(marks.load("main", b"d").unwrap(), want);
         fs::write(&file, &whole[..10]).unwrap();
         assert_eq!(marks.of_branch("main").unwrap(), [(b"d".to_vec(), Mark::NEW)]);

@@ -36,6 +36,19 @@ pub fn unfinished_inside(name: &[u8]) -> bool {
     name.starts_with(b"tmp-") || [&b".tmp"[..], b".part", b".incomplete"].iter().any(|s| name.ends_with(s))
 }
 
+/// The name that unfinished work probably gets in the end: `model.pt.part` and rsync's `.model.pt.Ab12Cd` mean `model.pt`.
+pub fn intended(name: &[u8]) -> &[u8] {
+    let mut name = name;
+    if let Some(rest) = name.strip_prefix(b".") {
+        name = match rest.iter().rposition(|b| *b == b'.') {
+            Some(dot) if rest.len() - dot == 7 => &rest[..dot],
+            _ => rest,
+        };
+    }
+    let name = name.strip_prefix(b"tmp-").unwrap_or(name);
+    [&b".tmp"[..], b".part", b".incomplete"].iter().find_map(|s| name.strip_suffix(*s)).unwrap_or(name)
+}
+
 /// Whether a file of this name may hold tensors; decides only what others wait for while it is being written.
 pub fn looks_like_tensors(name: &[u8]) -> bool {
     const ENDINGS: [&[u8]; 9] = [
