@@ -24,5 +24,7 @@ pub mod commit;
 pub mod verify;
 // 6: the one façade
 pub mod store;
-// 7: doors
+// 7: doors: the mount
 pub mod fuse;
+// 8: one file per verb
+pub mod cli;

@@ -1,5 +1,5 @@
 //! The `zspace` command.
 
 fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+    zspace::cli::main()
 }

@@ -1,9 +1,10 @@
 //! `zspace commit`
 
-use super::{Context, show};
+use super::{Context, place, show};
 use crate::error::{Error, Kind, Result};
-use crate::fuse::control;
-use crate::store::{CommitRequest, Committed, MAIN, Options, Progress};
+
+use crate::store::{CommitRequest, MAIN, Options, Progress};
+use serde_json::Value;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -37,12 +38,15 @@ struct Line {
     id: String,
     bytes: u64,
     stored: u64,
+    #[serde(skip)]
+    links_outside: u64,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     for path in &args.paths {
-        let done = match control::staged(path)? {
-            Some(staged) => in_staging(args, path, &staged)?,
+        let staged = place::mounted(path).filter(|m| m.path.first().is_some_and(|door| door == "staging"));
+        let done = match staged {
+            Some(at) => in_staging(args, path, &at)?,
             None => from_disk(context, args, path)?,
         };
         if done.links_outside > 0 {
@@ -53,26 +57,31 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
                 done.links_outside
             );
         }
-        let version = format!("{}/{:06}", done.branch, done.number);
         match args.json {
-            true => {
-                show::print_json(&Line { version, id: done.id.to_string(), bytes: done.bytes, stored: done.stored })?
-            }
-            false => show::print(&format!("{version} {}\n", done.id))?,
+            true => show::print_json(&done)?,
+            false => show::print(&format!("{} {}\n", done.version, done.id))?,
         }
     }
     Ok(())
 }
 
-fn in_staging(args: &Args, path: &Path, staged: &control::Staged) -> Result<Committed> {
-    if args.branch.as_deref().is_some_and(|b| b != staged.branch) || args.follow_links {
-        let why = format!("{} is staged on branch {:?}: it is committed there, as it is", path.display(), staged.branch);
+fn in_staging(args: &Args, path: &Path, at: &place::Mounted) -> Result<Line> {
+    let [_, branch, entry, ..] = &at.path[..] else {
+        let why = format!("{} is no entry: name what lies in a branch's directory, staging/BRANCH/ENTRY", path.display());
+        return Err(Error::new(Kind::Usage, why));
+    };
+    if args.branch.as_ref().is_some_and(|b| b != branch) || args.follow_links {
+        let why = format!("{} is staged on branch {branch:?}: it is committed there, as it is", path.display());
         return Err(Error::new(Kind::Usage, why));
     }
-    control::commit(staged, &args.message).map_err(|e| e.context(path.display()))
+    let answer = place::commit(&at.store, &format!("{branch}/{entry}"), &args.message)?;
+    let text = |key: &str| answer.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let number = |key: &str| answer.get(key).and_then(Value::as_u64).unwrap_or_default();
+    let (bytes, stored, links_outside) = (number("bytes"), number("stored"), number("links_outside"));
+    Ok(Line { version: text("version"), id: text("id"), bytes, stored, links_outside })
 }
 
-fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Committed> {
+fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Line> {
     let whole = std::path::absolute(path).map_err(|e| Error::io(path.display().to_string(), e))?;
     // `dir/.` and `..` have no last name of their own.
     let whole = if path.ends_with("..") || path.ends_with(".") { std::fs::canonicalize(&whole).unwrap_or(whole) } else { whole };
@@ -99,5 +108,11 @@ fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Committed> {
     bar.finish_and_clear();
     let done = done?;
     store.close()?;
-    Ok(done)
+    Ok(Line {
+        version: format!("{}/{:06}", done.branch, done.number),
+        id: done.id.to_string(),
+        bytes: done.bytes,
+        stored: done.stored,
+        links_outside: done.links_outside,
+    })
 }

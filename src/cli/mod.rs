@@ -9,6 +9,7 @@ mod init;
 mod log;
 mod ls;
 mod mount;
+mod place;
 mod show;
 mod stats;
 mod status;

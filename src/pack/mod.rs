@@ -7,6 +7,8 @@
 //! Locks are taken in this order, and none that `get`, `meta` and `contains` need is held while waiting on the disk:
 //! STORE/lock, `reading`, the index's maintenance lock, then the leaves (queue, live index, applied position, open files).
 
+#[cfg(test)]
+mod crash_tests;
 mod files;
 mod index;
 mod journal;

@@ -14,11 +14,11 @@ type Build = Box<dyn FnOnce(&[Vec<u8>]) -> Result<Vec<u8>> + Send>;
 pub(super) struct Queue {
     next: u64,
     leading: bool,
-    waiting: Vec<Job>,
+    pub(super) waiting: Vec<Job>,
     done: HashMap<u64, Result<u64>>,
 }
 
-struct Job {
+pub(super) struct Job {
     ticket: u64,
     ranges: Vec<PackRange>,
     nodes: Vec<(NodeId, Place)>,
