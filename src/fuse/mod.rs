@@ -27,4 +27,4 @@ mod xattr;
 
 pub use attr::{Attr, FileKind};
 pub use session::{MountOptions, mount, unmount};
-pub use staging::{Settle, Staging};
+pub use staging::{EntryStatus, Handle, Located, SetAttr, SetTime, Settle, Staging, State, Status};

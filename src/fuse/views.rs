@@ -87,7 +87,7 @@ impl Namespace {
             EntryKind::File { .. } => {
                 let source = self.source(&at)?;
                 match door.view() {
-                    _ if !source.is_view_source() => None,
+                    _ if !source.has_tensors() => None,
                     Some(view) => {
                         let high = source.tensor_paths(view).len();
                         let group = Group {
@@ -102,7 +102,7 @@ impl Namespace {
             }
             EntryKind::Symlink(_) => match self.resolve(&at, true)? {
                 Some(Reached::Dir) => Some(Place::Entry(door, at)),
-                Some(Reached::Entry(to)) if self.source(&to)?.is_view_source() => {
+                Some(Reached::Entry(to)) if self.source(&to)?.has_tensors() => {
                     Some(Place::Entry(door, at))
                 }
                 Some(Reached::Entry(_)) | None => None,

@@ -29,7 +29,7 @@ impl Namespace {
             (Place::Tensor(door, at, index), b"name" | b"dtype" | b"shape") => {
                 let source = self.source(at)?;
                 let tensor = tensor_of(&source, *door, *index)?;
-                let info = source.tensors().into_iter().nth(tensor);
+                let info = source.tensor(tensor);
                 Ok(info.map(|t| tensor_xattr(t, name).into_bytes()))
             }
             (Place::Tensor(..) | Place::Whole(_), b"refused") => match self.view(place) {
@@ -50,7 +50,7 @@ impl Namespace {
             // The hash is the committed file's, not its view's.
             (b"sha256", Place::Entry(..)) => hash.to_string(),
             (b"format", _) => self.source(at)?.format().to_owned(),
-            (b"stored", Place::Entry(..)) => self.source(at)?.stored().to_string(),
+            (b"stored", Place::Entry(..)) => self.source(at)?.stored_bytes()?.to_string(),
             _ => return Ok(None),
         };
         Ok(Some(value.into_bytes()))
