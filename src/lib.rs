@@ -8,7 +8,7 @@ pub mod bytes;
 pub mod disk;
 pub mod error;
 pub mod id;
-// 1: dtype and shape
+// 1: dtype and shape, a byte-weighted LRU
 pub mod cache;
 pub mod tensor;
 // 2: how a chunk is encoded, how a file is split, where nodes lie
@@ -17,3 +17,14 @@ pub mod format;
 pub mod pack;
 // 3: versions, branches, tags, trees
 pub mod graph;
+// 4: version + path + range → bytes
+pub mod rebuild;
+// 5: a tree of files becomes a version; every hash checked
+pub mod commit;
+pub mod verify;
+// 6: the one façade
+pub mod store;
+// 7: doors: the mount
+pub mod fuse;
+// 8: one file per verb
+pub mod cli;

@@ -1,2 +1,5 @@
 //! The `zspace` command.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    zspace::cli::main()
+}

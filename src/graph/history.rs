@@ -195,25 +195,26 @@ impl History {
             .ok_or_else(|| Error::new(Kind::NotFound, format!("branch {branch:?} has no version yet")))
     }
 
-    /// The change that commits `version` as the next of a branch: sets its parent and gives the number.
+    /// The change that commits `version` as the next of a branch, with its parent set, its id and its number.
     /// Times are taken as they come: clocks may be skewed, and order is the parents'.
-    pub fn next(&self, branch: &str, mut version: Version, files: u64, stored: u64) -> Result<Change> {
+    pub fn next(
+        &self,
+        branch: &str,
+        mut version: Version,
+        files: u64,
+        stored: u64,
+    ) -> Result<(Change, VersionId, u64)> {
         check_name("branch", branch)?;
-        let b = self.branches.get(branch).cloned().unwrap_or_default();
         if self.tags.contains_key(branch) {
             return Err(Error::new(
                 Kind::Exists,
                 format!("{branch:?} is a tag: a branch cannot have its name"),
             ));
         }
-        version.parents = b.head().into_iter().collect();
-        Ok(Change::Commit {
-            branch: branch.to_owned(),
-            number: b.next_number(),
-            version,
-            files,
-            stored,
-        })
+        let (head, number) = self.branches.get(branch).map_or((None, 1), |b| (b.head(), b.next_number()));
+        version.parents = head.into_iter().collect();
+        let id = version.id();
+        Ok((Change::Commit { branch: branch.to_owned(), number, version, files, stored }, id, number))
     }
 
     /// The change that makes a branch.
@@ -292,7 +293,7 @@ mod tests {
     }
 
     fn commit(h: &mut History, branch: &str, n: u8) -> VersionId {
-        let c = h.next(branch, version(n), 1, 1).unwrap();
+        let (c, ..) = h.next(branch, version(n), 1, 1).unwrap();
         h.apply(&Record { changes: vec![c] }.encode()).unwrap();
         h.branch(branch).unwrap().head().unwrap()
     }

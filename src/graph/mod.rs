@@ -1,11 +1,17 @@
 //! Versions, branches, tags and trees: what was committed, by whom it is followed, and how it is named.
 
 mod history;
+mod ledger;
+mod manifest;
 mod names;
+mod node;
 mod record;
 mod tree;
 mod version;
 
+pub use ledger::LiveHistory;
+pub use manifest::{Manifest, Shape};
+pub use node::{Delta, NodeKind, NodeMeta};
 pub use history::{Branch, History, MAIN, now};
 pub use names::check_name;
 pub use record::{Change, Record};

@@ -1,0 +1,226 @@
+//! Measures the chunk codecs on real checkpoints: size, and speed on one thread.
+//!
+//!     cargo run --release --example codec_bench -- [--number f32] [--members N/M] FILE…
+//!
+//! Each file's base is the file before it. Files are safetensors, torch zip files (members `*/data/N`, read as `--number`; with
+//! `--members N/M` only every M-th from the N-th on, which tells an Adam state's moments apart) or anything else (read as `--number`,
+//! bytes if not given). A tensor of 32 KiB or more is a chunk, cut at 1 MiB; smaller neighbours share one. Every codec is measured on
+//! each chunk it applies to; `chosen` is what `encode` picks, and the lines after it say how often it picked what.
+
+use std::time::{Duration, Instant};
+use zspace::codec::{Codec, Encoded, decode, encode, encode_as};
+use zspace::tensor::{Dtype, Number};
+
+type Failure = Box<dyn std::error::Error>;
+
+const CHUNK: usize = 1 << 20;
+const SMALL: usize = 32 << 10;
+
+struct Chunk {
+    number: Number,
+    raw: Vec<u8>,
+}
+
+#[derive(Default, Clone)]
+struct Total {
+    chunks: usize,
+    raw: usize,
+    stored: usize,
+    encoding: Duration,
+    decoding: Duration,
+}
+
+fn main() -> Result<(), Failure> {
+    let mut number = None;
+    let mut members = (0, 1);
+    let mut files = Vec::new();
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--number" => {
+                let name = args.next().unwrap_or_default().to_uppercase();
+                number = Some(
+                    Dtype::from_safetensors(&name)
+                        .ok_or("--number wants f32, bf16, i64, …")?
+                        .number(),
+                );
+            }
+            "--members" => {
+                let value = args.next().unwrap_or_default();
+                let (n, m) = value.split_once('/').ok_or("--members wants N/M")?;
+                members = (n.parse()?, m.parse()?);
+            }
+            _ => files.push(arg),
+        }
+    }
+    let mut first = vec![Total::default(); Codec::ALL.len() + 1];
+    let mut later = first.clone();
+    let (mut picks_first, mut picks_later) = (
+        vec![Total::default(); Codec::ALL.len()],
+        vec![Total::default(); Codec::ALL.len()],
+    );
+    let mut before: Vec<Chunk> = Vec::new();
+    for file in &files {
+        let chunks = read(file, number, members)?;
+        for (i, c) in chunks.iter().enumerate() {
+            let base = before
+                .get(i)
+                .filter(|b| b.raw.len() == c.raw.len())
+                .map(|b| &b.raw[..]);
+            let (totals, picks) = if base.is_some() {
+                (&mut later, &mut picks_later)
+            } else {
+                (&mut first, &mut picks_first)
+            };
+            for (codec, total) in Codec::ALL.iter().zip(totals.iter_mut()) {
+                measure(c, base, total, || encode_as(*codec, &c.raw, c.number, base))?;
+            }
+            let n = totals.len() - 1;
+            if let Some(e) = measure(c, base, &mut totals[n], || Some(encode(&c.raw, c.number, base)))? {
+                let pick = &mut picks[e.codec as usize];
+                pick.chunks += 1;
+                pick.raw += c.raw.len();
+                pick.stored += e.payload.len();
+            }
+        }
+        before = chunks;
+    }
+    report("without a base", &first, &picks_first);
+    report("against the file before", &later, &picks_later);
+    Ok(())
+}
+
+/// Runs and checks one encoding and its decoding, each twice, and counts the faster.
+fn measure(
+    c: &Chunk,
+    base: Option<&[u8]>,
+    total: &mut Total,
+    f: impl Fn() -> Option<Encoded>,
+) -> Result<Option<Encoded>, Failure> {
+    let Some(e) = f() else { return Ok(None) };
+    let again = Instant::now();
+    let _ = f();
+    let encoding = again.elapsed();
+    let mut decoding = Duration::MAX;
+    for _ in 0..2 {
+        let mut buf = Vec::with_capacity(c.raw.len());
+        if e.codec.needs_base() {
+            buf.extend_from_slice(base.ok_or("a codec wanted a base that it was not given")?);
+        }
+        let start = Instant::now();
+        decode(e.codec, c.number, &e.payload, c.raw.len(), &mut buf)?;
+        decoding = decoding.min(start.elapsed());
+        if buf != c.raw {
+            return Err(format!("{} changed a chunk", e.codec.name()).into());
+        }
+    }
+    total.chunks += 1;
+    total.raw += c.raw.len();
+    total.stored += e.payload.len();
+    total.encoding += encoding;
+    total.decoding += decoding;
+    Ok(Some(e))
+}
+
+fn report(title: &str, totals: &[Total], picks: &[Total]) {
+    if totals.iter().all(|t| t.chunks == 0) {
+        return;
+    }
+    println!(
+        "{title}:\n{:14} {:>7} {:>11} {:>11} {:>7} {:>9} {:>9}",
+        "", "chunks", "raw", "stored", "ratio", "enc MB/s", "dec MB/s"
+    );
+    let speed = |t: &Total, d: Duration| t.raw as f64 / d.as_secs_f64() / 1e6;
+    let names = Codec::ALL.iter().map(|c| c.name()).chain(["chosen"]);
+    for (name, t) in names.zip(totals).filter(|(_, t)| t.chunks > 0) {
+        println!(
+            "{name:14} {:7} {:11} {:11} {:7.4} {:9.0} {:9.0}",
+            t.chunks,
+            t.raw,
+            t.stored,
+            t.stored as f64 / t.raw as f64,
+            speed(t, t.encoding),
+            speed(t, t.decoding)
+        );
+    }
+    for (codec, t) in Codec::ALL.iter().zip(picks).filter(|(_, t)| t.chunks > 0) {
+        println!(
+            "  {:12} {:7} {:11} {:11} {:7.4}",
+            codec.name(),
+            t.chunks,
+            t.raw,
+            t.stored,
+            t.stored as f64 / t.raw as f64
+        );
+    }
+}
+
+fn read(path: &str, number: Option<Number>, (nth, of): (usize, usize)) -> Result<Vec<Chunk>, Failure> {
+    let file = std::fs::read(path)?;
+    let tensors = if path.ends_with(".safetensors") {
+        safetensors(&file).ok_or("not a safetensors file")?
+    } else if file.starts_with(b"PK\x03\x04") {
+        let members = torch_members(&file).ok_or("not a torch zip file")?.into_iter();
+        members
+            .skip(nth)
+            .step_by(of)
+            .map(|raw| (number.unwrap_or(Number::F32), raw))
+            .collect()
+    } else {
+        vec![(number.unwrap_or(Number::Bytes), &file[..])]
+    };
+    let mut chunks: Vec<Chunk> = Vec::new();
+    let mut open = false;
+    for (number, raw) in tensors {
+        let small = raw.len() < SMALL;
+        match chunks.last_mut() {
+            Some(last) if open && small && last.number == number && last.raw.len() + raw.len() <= CHUNK => {
+                last.raw.extend_from_slice(raw);
+            }
+            _ => chunks.extend(raw.chunks(CHUNK).map(|raw| Chunk {
+                number,
+                raw: raw.to_vec(),
+            })),
+        }
+        open = small;
+    }
+    Ok(chunks)
+}
+
+fn safetensors(file: &[u8]) -> Option<Vec<(Number, &[u8])>> {
+    let (len, rest) = file.split_first_chunk::<8>()?;
+    let (header, data) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
+    let mut tensors = Vec::new();
+    for (_, t) in header.iter().filter(|(name, _)| *name != "__metadata__") {
+        let at = |i: usize| usize::try_from(t.get("data_offsets")?.get(i)?.as_u64()?).ok();
+        let dtype = Dtype::from_safetensors(t.get("dtype")?.as_str()?)?;
+        tensors.push((at(0)?, dtype.number(), data.get(at(0)?..at(1)?)?));
+    }
+    tensors.sort_by_key(|t| t.0);
+    Some(
+        tensors
+            .into_iter()
+            .map(|(_, number, raw)| (number, raw))
+            .collect(),
+    )
+}
+
+/// The stored members `*/data/N`, in the order of the central directory.
+fn torch_members(file: &[u8]) -> Option<Vec<&[u8]>> {
+    let u16_at = |at: usize| Some(usize::from(u16::from_le_bytes(*file.get(at..)?.first_chunk()?)));
+    let u32_at = |at: usize| usize::try_from(u32::from_le_bytes(*file.get(at..)?.first_chunk()?)).ok();
+    let end = file.windows(4).rposition(|w| w == b"PK\x05\x06")?;
+    let (count, mut at) = (u16_at(end + 10)?, u32_at(end + 16)?);
+    let mut members = Vec::new();
+    for _ in 0..count {
+        let (size, name_len, local) = (u32_at(at + 24)?, u16_at(at + 28)?, u32_at(at + 42)?);
+        let name = std::str::from_utf8(file.get(at + 46..at + 46 + name_len)?).ok()?;
+        let data = local + 30 + u16_at(local + 26)? + u16_at(local + 28)?;
+        if u16_at(at + 10)? == 0 && name.contains("/data/") {
+            members.push(file.get(data..data + size)?);
+        }
+        at += 46 + name_len + u16_at(at + 30)? + u16_at(at + 32)?;
+    }
+    Some(members)
+}

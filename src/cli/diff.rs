@@ -1,0 +1,48 @@
+//! `zspace diff`
+
+use super::{Context, show};
+use crate::error::Result;
+
+/// Show per tensor what changed between two versions
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The earlier version
+    a: String,
+    /// The later version
+    b: String,
+    /// Everything as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
+    let store = context.open()?;
+    let d = store.diff(&*store.resolve(&args.a)?, &*store.resolve(&args.b)?)?;
+    if args.json {
+        return show::print_json(&d);
+    }
+    let mut rows = Vec::new();
+    for t in &d.tensors {
+        let norm = t.relative_norm.map_or("-".to_owned(), |n| format!("{n:.3e}"));
+        let why = t.differs_in.clone().unwrap_or_default();
+        rows.push(vec![show::percent(t.changed), norm, show::printable(t.name.as_bytes()), why]);
+    }
+    let mut text = String::new();
+    if !rows.is_empty() {
+        rows.insert(0, ["changed", "|b-a|/|a|", "tensor", ""].map(str::to_owned).to_vec());
+        text = show::table(&rows, &[0, 1]);
+    }
+    let named = [
+        ("added", &d.added),
+        ("removed", &d.removed),
+        ("file added", &d.files_added),
+        ("file removed", &d.files_removed),
+        ("file changed", &d.files_changed),
+    ];
+    for (what, names) in named {
+        for n in names {
+            text += &format!("{what}: {}\n", show::printable(n.as_bytes()));
+        }
+    }
+    show::print(&text)
+}

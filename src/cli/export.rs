@@ -1,0 +1,32 @@
+//! `zspace export`
+
+use super::{Context, show};
+use crate::error::Result;
+use std::path::PathBuf;
+
+/// Write a whole version, or REV:PATH of it, to a directory
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// REV or REV:PATH
+    rev: String,
+    /// The directory, made if absent; for REV:PATH the name it gets. Nothing there is overwritten
+    dest: PathBuf,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
+    let store = context.open()?;
+    let (rev, path) = args.rev.split_once(':').unwrap_or((&args.rev, ""));
+    let version = store.resolve(rev)?;
+    let path = path.trim_matches('/');
+    if path.is_empty() {
+        let bar = show::bar("export", version.version.len);
+        store.export(&version, &args.dest, &mut |n| bar.inc(n))?;
+        bar.finish_and_clear();
+        return Ok(());
+    }
+    let entry = store.entry(&version, path.as_bytes())?;
+    let bar = show::bar("export", entry.len());
+    store.export_entry(&entry, &args.dest, &mut |n| bar.inc(n))?;
+    bar.finish_and_clear();
+    Ok(())
+}

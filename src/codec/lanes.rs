@@ -1,0 +1,180 @@
+//! Elements of one width, and the loops over them: loading, storing, planes, order mapping.
+//!
+//! The loops run over short stretches ([`STRETCH`] elements) held in arrays, one simple operation at a time, so that each becomes
+//! vector code for each width.
+
+use crate::tensor::Number;
+
+/// Elements handled at a time.
+pub(super) const STRETCH: usize = 512;
+
+/// An unsigned integer with an element's bits.
+pub(super) trait Word: Copy + Eq + Default + 'static {
+    /// Bytes.
+    const WIDTH: usize;
+    /// Loads the elements of `bytes`, little-endian.
+    fn load(bytes: &[u8], to: &mut [Self]);
+    /// Stores elements, little-endian.
+    fn store(from: &[Self], bytes: &mut [u8]);
+    /// Writes byte `7 - shift / 8` …: the eight bits from `shift` on of each element.
+    fn take_byte(from: &[Self], shift: u32, to: &mut [u8]);
+    /// Ors eight bits into each element at `shift`.
+    fn put_byte(to: &mut [Self], shift: u32, from: &[u8]);
+    /// The element at `at`, counted in elements.
+    fn get(bytes: &[u8], at: usize) -> Option<Self>;
+    /// Replaces the element at `at`.
+    fn set(bytes: &mut [u8], at: usize, value: Self);
+    /// A float's bits as an integer of the same order.
+    fn ordered(self) -> Self;
+    /// The inverse of `ordered`.
+    fn unordered(self) -> Self;
+    /// The sign bit moved to the bottom, so that the exponent starts at the top.
+    fn sign_down(self) -> Self;
+    /// The inverse of `sign_down`.
+    fn sign_up(self) -> Self;
+    /// `self - base`, zigzag: 0, -1, 1, -2, … become 0, 1, 2, 3, …
+    fn zigzag_from(self, base: Self) -> Self;
+    /// The inverse: `base` plus the zigzag difference `self`.
+    fn unzigzag_onto(self, base: Self) -> Self;
+    /// Exclusive or.
+    fn xor(self, other: Self) -> Self;
+}
+
+macro_rules! word {
+    ($u:ident, $i:ident) => {
+        impl Word for $u {
+            const WIDTH: usize = size_of::<$u>();
+
+            #[inline]
+            fn load(bytes: &[u8], to: &mut [Self]) {
+                for (t, b) in to.iter_mut().zip(bytes.as_chunks().0) {
+                    *t = $u::from_le_bytes(*b);
+                }
+            }
+            #[inline]
+            fn store(from: &[Self], bytes: &mut [u8]) {
+                for (f, b) in from.iter().zip(bytes.as_chunks_mut().0) {
+                    *b = f.to_le_bytes();
+                }
+            }
+            #[inline]
+            fn take_byte(from: &[Self], shift: u32, to: &mut [u8]) {
+                for (f, t) in from.iter().zip(to) {
+                    *t = (f >> shift) as u8;
+                }
+            }
+            #[inline]
+            fn put_byte(to: &mut [Self], shift: u32, from: &[u8]) {
+                for (t, f) in to.iter_mut().zip(from) {
+                    *t |= $u::from(*f) << shift;
+                }
+            }
+            #[inline]
+            fn get(bytes: &[u8], at: usize) -> Option<Self> {
+                bytes.as_chunks().0.get(at).map(|b| $u::from_le_bytes(*b))
+            }
+            #[inline]
+            fn set(bytes: &mut [u8], at: usize, value: Self) {
+                if let Some(b) = bytes.as_chunks_mut().0.get_mut(at) {
+                    *b = value.to_le_bytes();
+                }
+            }
+            #[inline]
+            fn ordered(self) -> Self {
+                const SIGN: $u = 1 << ($u::BITS - 1);
+                self ^ (self.cast_signed() >> ($u::BITS - 1)).cast_unsigned() ^ (!self & SIGN)
+            }
+            #[inline]
+            fn unordered(self) -> Self {
+                const SIGN: $u = 1 << ($u::BITS - 1);
+                self ^ (!self.cast_signed() >> ($u::BITS - 1)).cast_unsigned() ^ (self & SIGN)
+            }
+            #[inline]
+            fn sign_down(self) -> Self {
+                self.rotate_left(1)
+            }
+            #[inline]
+            fn sign_up(self) -> Self {
+                self.rotate_right(1)
+            }
+            #[inline]
+            fn zigzag_from(self, base: Self) -> Self {
+                let d = self.wrapping_sub(base).cast_signed();
+                ((d << 1) ^ (d >> ($u::BITS - 1))).cast_unsigned()
+            }
+            #[inline]
+            fn unzigzag_onto(self, base: Self) -> Self {
+                base.wrapping_add((self >> 1) ^ (self & 1).wrapping_neg())
+            }
+            #[inline]
+            fn xor(self, other: Self) -> Self {
+                self ^ other
+            }
+        }
+    };
+}
+
+word!(u8, i8);
+word!(u16, i16);
+word!(u32, i32);
+word!(u64, i64);
+
+/// Calls `$f::<W>($args…)` with the word of a number's width.
+macro_rules! for_width {
+    ($number:expr, $f:ident ( $($arg:expr),* $(,)? )) => {
+        match $number.width() {
+            1 => $f::<u8>($($arg),*),
+            2 => $f::<u16>($($arg),*),
+            4 => $f::<u32>($($arg),*),
+            _ => $f::<u64>($($arg),*),
+        }
+    };
+}
+pub(super) use for_width;
+
+/// Splits the elements of `raw` into byte planes, most significant first, after `map` has been applied to each stretch: `map` gets the
+/// byte offset of the stretch and its elements.
+pub(super) fn split<W: Word>(raw: &[u8], planes: &mut [u8], mut map: impl FnMut(usize, &mut [W])) {
+    let n = raw.len() / W::WIDTH;
+    let mut words = [W::default(); STRETCH];
+    for start in (0..n).step_by(STRETCH) {
+        let words = &mut words[..STRETCH.min(n - start)];
+        W::load(&raw[start * W::WIDTH..], words);
+        map(start * W::WIDTH, words);
+        for k in 0..W::WIDTH {
+            let at = k * n + start;
+            W::take_byte(
+                words,
+                8 * (W::WIDTH - 1 - k) as u32,
+                &mut planes[at..at + words.len()],
+            );
+        }
+    }
+}
+
+/// The inverse: builds elements from planes and lets `map` change each stretch; `map` gets what `out` holds in that place.
+pub(super) fn merge<W: Word>(planes: &[u8], out: &mut [u8], mut map: impl FnMut(&[u8], &mut [W])) {
+    let n = out.len() / W::WIDTH;
+    let mut words = [W::default(); STRETCH];
+    for start in (0..n).step_by(STRETCH) {
+        let words = &mut words[..STRETCH.min(n - start)];
+        words.fill(W::default());
+        for k in 0..W::WIDTH {
+            let at = k * n + start;
+            W::put_byte(
+                words,
+                8 * (W::WIDTH - 1 - k) as u32,
+                &planes[at..at + words.len()],
+            );
+        }
+        let out = &mut out[start * W::WIDTH..][..words.len() * W::WIDTH];
+        map(out, words);
+        W::store(words, out);
+    }
+}
+
+/// The whole elements of a chunk and the tail, which no codec looks into.
+pub(super) fn whole<T: AsRef<[u8]> + ?Sized>(raw: &T, number: Number) -> (&[u8], &[u8]) {
+    let raw = raw.as_ref();
+    raw.split_at(raw.len() - raw.len() % number.width())
+}

@@ -1,0 +1,263 @@
+//! Every codec against every number, hostile payloads, and all bit patterns.
+
+use super::*;
+use crate::error::Kind;
+use crate::tensor::Number;
+use proptest::prelude::*;
+
+const NUMBERS: [Number; 9] = [
+    Number::Bytes,
+    Number::I8,
+    Number::I16,
+    Number::I32,
+    Number::I64,
+    Number::F16,
+    Number::BF16,
+    Number::F32,
+    Number::F64,
+];
+
+/// Decodes and compares, in a buffer that holds the base only where the codec asks for it.
+fn assert_decodes(e: &Encoded, raw: &[u8], number: Number, base: Option<&[u8]>) {
+    let mut buf = if e.codec.needs_base() {
+        base.unwrap().to_vec()
+    } else {
+        Vec::new()
+    };
+    decode(e.codec, number, &e.payload, raw.len(), &mut buf).unwrap();
+    assert!(
+        buf == raw,
+        "{} of {number:?} changed {} bytes",
+        e.codec.name(),
+        raw.len()
+    );
+}
+
+/// Round trip through the chooser and through every codec that applies.
+fn assert_round_trips(raw: &[u8], number: Number, base: Option<&[u8]>) {
+    let chosen = encode(raw, number, base);
+    assert!(chosen.payload.len() <= raw.len());
+    assert_eq!(chosen, encode(raw, number, base), "not deterministic");
+    assert_decodes(&chosen, raw, number, base);
+    for codec in Codec::ALL {
+        if let Some(e) = encode_as(*codec, raw, number, base) {
+            assert_decodes(&e, raw, number, base);
+            assert_eq!(Some(e), encode_as(*codec, raw, number, base), "not deterministic");
+        }
+    }
+}
+
+#[test]
+fn the_table_is_in_order_of_the_numbers_on_disk() {
+    for (i, (row, codec)) in ROWS.iter().zip(Codec::ALL).enumerate() {
+        assert_eq!((usize::from(codec.tag()), row.codec), (i, *codec));
+        assert_eq!(Codec::from_tag(codec.tag()), Some(*codec));
+    }
+    assert_eq!(Codec::ALL.len(), ROWS.len());
+    assert_eq!(Codec::from_tag(ROWS.len() as u8), None);
+    assert_eq!(Codec::from_tag(255), None);
+}
+
+/// All 65,536 values in order, or shuffled by a multiplier that is odd.
+fn all_16_bit(step: u16) -> Vec<u8> {
+    (0..=u16::MAX)
+        .flat_map(|i| i.wrapping_mul(step).to_le_bytes())
+        .collect()
+}
+
+#[test]
+fn all_16_bit_patterns_against_several_bases() {
+    let bases = [
+        all_16_bit(1),
+        all_16_bit(0x6b2f),
+        vec![0; 1 << 17],
+        [0x00, 0x80].repeat(1 << 16),
+        [0xff, 0x7f].repeat(1 << 16),
+        [0xff; 1 << 17].to_vec(),
+    ];
+    for number in [Number::I16, Number::F16, Number::BF16] {
+        for base in &bases {
+            assert_round_trips(&all_16_bit(0x9e37), number, Some(base));
+            assert_round_trips(&all_16_bit(1), number, Some(base));
+        }
+    }
+}
+
+#[test]
+fn special_floats_against_each_other() {
+    let f32s = [
+        0,
+        1,
+        0x007f_ffff,
+        0x0080_0000,
+        0x7f7f_ffff,
+        0x7f80_0000,
+        0x7f80_0001,
+        0x7fc0_0000,
+        0x7fff_ffffu32,
+    ];
+    let f64s = [
+        0,
+        1,
+        (1 << 52) - 1,
+        1 << 52,
+        0x7fef << 48,
+        0x7ff0 << 48,
+        (0x7ff0 << 48) | 1,
+        0x7ff8 << 48,
+        u64::MAX >> 1,
+    ];
+    let f32s: Vec<u32> = f32s.into_iter().flat_map(|x| [x, x | 1 << 31]).collect();
+    let f64s: Vec<u64> = f64s.into_iter().flat_map(|x| [x, x | 1 << 63]).collect();
+    // Every pair of a value and a base.
+    let pairs = |n: usize| (0..n * n).map(move |i| (i / n, i % n));
+    let (raw, base): (Vec<_>, Vec<_>) = pairs(f32s.len())
+        .map(|(i, j)| (f32s[i].to_le_bytes(), f32s[j].to_le_bytes()))
+        .unzip();
+    assert_round_trips(&raw.concat(), Number::F32, Some(&base.concat()));
+    let (raw, base): (Vec<_>, Vec<_>) = pairs(f64s.len())
+        .map(|(i, j)| (f64s[i].to_le_bytes(), f64s[j].to_le_bytes()))
+        .unzip();
+    assert_round_trips(&raw.concat(), Number::F64, Some(&base.concat()));
+}
+
+/// Noise that is the same on every machine (an xorshift generator).
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut s = seed | 1;
+    let mut next = || {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        s.to_le_bytes()
+    };
+    (0..len.div_ceil(8)).flat_map(|_| next()).take(len).collect()
+}
+
+/// `base` with about one element in `every` moved by a small step.
+fn nudged(base: &[u8], number: Number, every: u64, seed: u64) -> Vec<u8> {
+    let mut raw = base.to_vec();
+    let random = noise(seed, raw.len() / number.width() * 8);
+    for (e, r) in raw.chunks_exact_mut(number.width()).zip(random.chunks_exact(8)) {
+        let r = u64::from_le_bytes(r.try_into().unwrap());
+        if r.is_multiple_of(every) {
+            e[0] = e[0].wrapping_add((r >> 32) as u8 % 5);
+        }
+    }
+    raw
+}
+
+#[test]
+fn chunks_of_a_mebibyte_and_a_bit() {
+    for number in NUMBERS {
+        let base = noise(1, (1 << 20) + 3);
+        let raw = nudged(&base, number, 20, 2);
+        let e = encode(&raw, number, Some(&base));
+        assert_decodes(&e, &raw, number, Some(&base));
+        assert!(
+            e.payload.len() < raw.len() / 8,
+            "{number:?}: {} {}",
+            e.codec.name(),
+            e.payload.len()
+        );
+        let e = encode(&base, number, Some(&base));
+        assert_eq!((e.codec, e.payload.len()), (Codec::Same, 0));
+        let e = encode(&base, number, None);
+        assert_eq!((e.codec, e.payload.len()), (Codec::Raw, base.len()));
+        let e = encode(&vec![7; 1 << 20], number, Some(&base[..1 << 20]));
+        assert_eq!((e.codec, e.payload.len()), (Codec::Constant, number.width()));
+    }
+}
+
+#[test]
+fn text_that_moved_is_copied_from_the_base() {
+    let base = noise(3, 100_000);
+    let mut raw = base[70_000..].to_vec();
+    raw.extend_from_slice(&base[..60_000]);
+    let e = encode(&raw, Number::Bytes, Some(&base));
+    assert_eq!(e.codec, Codec::ZstdRef);
+    assert!(e.payload.len() < 100, "{}", e.payload.len());
+    assert_decodes(&e, &raw, Number::Bytes, Some(&base));
+}
+
+fn number() -> impl Strategy<Value = Number> {
+    prop::sample::select(&NUMBERS[..])
+}
+
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..40),
+        prop::collection::vec(any::<u8>(), 0..3000),
+        prop::collection::vec(0u8..3, 0..3000),
+        (any::<[u8; 3]>(), 0usize..3000).prop_map(|(b, n)| b.iter().copied().cycle().take(n).collect()),
+        (any::<u64>(), 0usize..60_000).prop_map(|(seed, n)| noise(seed, n)),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_round_trip(raw in bytes(), number in number(), other in bytes(), every in 1u64..3000, seed: u64) {
+        assert_round_trips(&raw, number, None);
+        assert_round_trips(&raw, number, Some(&other));
+        assert_round_trips(&raw, number, Some(&nudged(&raw, number, every, seed)));
+        let n = raw.len().min(other.len());
+        assert_round_trips(&raw[..n], number, Some(&other[..n]));
+    }
+
+    #[test]
+    fn any_payload_is_decoded_or_refused(
+        payload in bytes(), number in number(), raw_len in 0usize..5000, base in bytes(), equal: bool, tag in 0..ROWS.len(),
+    ) {
+        let mut buf = base;
+        if equal {
+            buf.resize(raw_len, 9);
+        }
+        match decode(ROWS[tag].codec, number, &payload, raw_len, &mut buf) {
+            Ok(()) => prop_assert_eq!(buf.len(), raw_len),
+            Err(e) => {
+                prop_assert_eq!(e.kind(), Kind::Damage);
+                prop_assert!(buf.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn a_mangled_payload_is_decoded_or_refused(
+        raw in bytes(), number in number(), every in 1u64..100, seed: u64, at: prop::sample::Index, flip in 1u8.., cut: prop::sample::Index,
+    ) {
+        let base = nudged(&raw, number, every, seed);
+        for codec in Codec::ALL {
+            let Some(e) = encode_as(*codec, &raw, number, Some(&base)) else { continue };
+            let mut mangled = e.payload.clone();
+            if !mangled.is_empty() {
+                mangled[at.index(e.payload.len())] ^= flip;
+            }
+            for payload in [&mangled[..], &e.payload[..cut.index(e.payload.len() + 1)]] {
+                for raw_len in [raw.len(), raw.len() + 1, raw.len() / 2] {
+                    let mut buf = base.clone();
+                    match decode(*codec, number, payload, raw_len, &mut buf) {
+                        Ok(()) => prop_assert_eq!(buf.len(), raw_len),
+                        Err(e) => prop_assert_eq!(e.kind(), Kind::Damage),
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_chunk_beyond_the_limit_is_refused_before_anything_is_allocated() {
+    for codec in Codec::ALL {
+        let mut buf = Vec::new();
+        let e = decode(*codec, Number::F32, &[0; 9], usize::MAX, &mut buf).unwrap_err();
+        assert_eq!(e.kind(), Kind::Damage);
+        assert_eq!(buf.capacity(), 0);
+    }
+}
+
+#[test]
+fn a_bomb_does_not_grow_past_the_raw_length() {
+    let e = encode_as(Codec::Zstd, &[0; 1 << 20], Number::Bytes, None).unwrap();
+    let mut buf = Vec::new();
+    assert!(decode(Codec::Zstd, Number::Bytes, &e.payload, 1000, &mut buf).is_err());
+    assert!(buf.capacity() < 2000);
+}

@@ -1,0 +1,250 @@
+//! Encodes nodes on all cores: chooses a base, encodes, decodes again and compares, appends.
+
+use super::Parts;
+use crate::codec::{self, Codec};
+use crate::error::{Error, Kind, Result};
+use crate::graph::{Delta, NodeKind, NodeMeta};
+use crate::id::NodeId;
+use crate::pack::{Meta, Node, PackRange, PackWriter, Packs};
+use crate::rebuild::{NodeSource, Rebuilder};
+use crate::tensor::Number;
+use crossbeam_channel::{Sender, bounded};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::thread::Scope;
+
+/// Deltas that a rebuild may have to apply.
+pub(super) const MAX_DEPTH: u8 = 8;
+/// A rebuild reads at most this many times the chunk's raw size.
+const MAX_COST: u64 = 3;
+
+/// A chunk to encode; its id, or why there is none, is sent back with its place.
+pub(super) struct Job {
+    pub(super) raw: Vec<u8>,
+    pub(super) number: Number,
+    pub(super) previous: Option<NodeId>,
+    pub(super) place: usize,
+    pub(super) reply: Sender<(usize, Result<NodeId>)>,
+}
+
+/// The nodes of one commit: those it appends, and all that were there before.
+pub(super) struct Encoder {
+    rebuilder: Arc<Rebuilder>,
+    pub(super) source: Arc<Pending>,
+}
+
+/// Nodes that are published, or that this commit has appended.
+pub(super) struct Pending {
+    packs: Arc<Packs>,
+    /// Gone once the commit is finished.
+    writer: Mutex<Option<PackWriter>>,
+}
+
+impl NodeSource for Pending {
+    fn get(&self, id: &NodeId) -> Result<Node> {
+        match &*self.writer.lock() {
+            Some(w) if w.contains(id) => w.get(id),
+            _ => self.packs.get(id),
+        }
+    }
+
+    fn meta(&self, id: &NodeId) -> Result<Meta> {
+        match &*self.writer.lock() {
+            Some(w) if w.contains(id) => w.meta(id),
+            _ => self.packs.meta(id),
+        }
+    }
+}
+
+impl Pending {
+    pub(super) fn contains(&self, id: &NodeId) -> Result<bool> {
+        if self.writer.lock().as_ref().is_some_and(|w| w.contains(id)) {
+            return Ok(true);
+        }
+        self.packs.contains(id)
+    }
+
+    fn append(&self, kind: NodeKind, id: &NodeId, meta: &NodeMeta, payload: &[u8]) -> Result<()> {
+        let mut writer = self.writer.lock();
+        let writer = writer.as_mut().ok_or_else(|| Error::new(Kind::Io, "the commit is over"))?;
+        if !writer.contains(id) {
+            writer.append(kind as u8, id, &meta.encode(), payload)?;
+        }
+        Ok(())
+    }
+}
+
+/// Starts the encoder threads; they end when the sender is dropped.
+pub(super) fn start_workers<'s>(
+    scope: &'s Scope<'s, '_>, encoder: &'s Encoder, threads: usize,
+) -> Sender<Job> {
+    let (send, receive) = bounded::<Job>(threads.max(1) * 2);
+    for _ in 0..threads.max(1) {
+        let receive = receive.clone();
+        scope.spawn(move || {
+            for job in receive {
+                let Job { raw, number, previous, place, reply } = job;
+                let work = || encoder.chunk(&raw, number, previous);
+                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+                let result = result.unwrap_or_else(|_| Err(Error::new(Kind::Io, "an encoder failed")));
+                // Nobody listens any more when the file was given up.
+                let _ = reply.send((place, result));
+            }
+        });
+    }
+    send
+}
+
+impl Encoder {
+    pub(super) fn new(parts: &Parts) -> Result<Self> {
+        let writer = Mutex::new(Some(parts.packs.writer()?));
+        let source = Arc::new(Pending { packs: parts.packs.clone(), writer });
+        Ok(Encoder { rebuilder: parts.rebuilder.clone(), source })
+    }
+
+    pub(super) fn rebuilder(&self) -> &Arc<Rebuilder> {
+        &self.rebuilder
+    }
+
+    /// Makes what was appended durable.
+    pub(super) fn finish(&self) -> Result<PackRange> {
+        let writer = self.source.writer.lock().take();
+        writer.ok_or_else(|| Error::new(Kind::Io, "the commit is over"))?.finish()
+    }
+
+    /// Stores a chunk unless it is there. `previous` is the chunk at its place in an earlier version.
+    pub(super) fn chunk(&self, raw: &[u8], number: Number, previous: Option<NodeId>) -> Result<NodeId> {
+        let id = NodeId(crate::id::Domain::Chunk.hash(raw));
+        self.store(NodeKind::Chunk, id, raw, number, previous)?;
+        Ok(id)
+    }
+
+    /// Stores another node unless it is there.
+    pub(super) fn node(&self, kind: NodeKind, id: NodeId, raw: &[u8], previous: Option<NodeId>) -> Result<()> {
+        self.store(kind, id, raw, Number::Bytes, previous)
+    }
+
+    fn store(&self, kind: NodeKind, id: NodeId, raw: &[u8], number: Number, previous: Option<NodeId>) -> Result<()> {
+        let too_long = || Error::new(Kind::Limit, format!("a {} of {} bytes is too large to store", kind.name(), raw.len()));
+        let raw_len = u32::try_from(raw.len()).ok().filter(|n| *n <= kind.max_len()).ok_or_else(too_long)?;
+        if self.source.contains(&id)? {
+            return Ok(());
+        }
+        if let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten() {
+            let base_raw = match kind {
+                NodeKind::Chunk => self.rebuilder.chunk(&*self.source, &base.id)?,
+                _ => Arc::new(self.rebuilder.node(&*self.source, kind, &base.id)?),
+            };
+            let encoded = codec::encode(raw, number, Some(&base_raw));
+            let cost = base.cost + encoded.payload.len() as u64;
+            if encoded.codec.needs_base() && cost <= MAX_COST * raw.len() as u64 {
+                let delta = Delta { base: base.id, depth: base.depth + 1, revision: base.revision, cost };
+                let meta = NodeMeta { codec: encoded.codec, number, raw_len, delta: Some(delta) };
+                if self.proves(&meta, &encoded.payload, raw, Some(&base_raw)) {
+                    return self.source.append(kind, &id, &meta, &encoded.payload);
+                }
+            }
+        }
+        let mut encoded = codec::encode(raw, number, None);
+        let mut meta = NodeMeta { codec: encoded.codec, number, raw_len, delta: None };
+        if !self.proves(&meta, &encoded.payload, raw, None) {
+            (meta.codec, encoded.payload) = (Codec::Raw, raw.to_vec());
+        }
+        self.source.append(kind, &id, &meta, &encoded.payload)
+    }
+
+    /// Whether the payload decodes to the raw bytes. If not, a codec is at fault: the bytes are stored another way.
+    fn proves(&self, meta: &NodeMeta, payload: &[u8], raw: &[u8], base: Option<&[u8]>) -> bool {
+        let mut buf = base.map(<[u8]>::to_vec).unwrap_or_default();
+        let done = codec::decode(meta.codec, meta.number, payload, raw.len(), &mut buf);
+        let ok = done.is_ok() && buf == raw;
+        if !ok {
+            log::error!("codec {} does not give back what it was given; stored another way", meta.codec.name());
+        }
+        ok
+    }
+
+    /// The base for the revision that follows `previous`, found by walking down its chain.
+    fn base(&self, kind: NodeKind, previous: NodeId) -> Result<Option<Base>> {
+        let Some(meta) = self.meta_of(kind, &previous)? else { return Ok(None) };
+        let revision = meta.0.revision().saturating_add(1);
+        let target = base_revision(revision);
+        let (mut at, mut meta) = (previous, meta);
+        while meta.0.revision() > target {
+            let Some(delta) = meta.0.delta else { break };
+            at = delta.base;
+            match self.meta_of(kind, &at)? {
+                Some(m) => meta = m,
+                None => return Ok(None),
+            }
+        }
+        let (depth, cost) = (meta.0.depth(), meta.0.cost(meta.1));
+        Ok((depth < MAX_DEPTH).then_some(Base { id: at, depth, revision, cost }))
+    }
+
+    /// A node's meta and payload length; none for what is not there or of another kind.
+    fn meta_of(&self, kind: NodeKind, id: &NodeId) -> Result<Option<(NodeMeta, u32)>> {
+        match self.source.meta(id) {
+            Ok(m) if m.kind == kind as u8 => Ok(Some((NodeMeta::decode(kind, &m.meta)?, m.payload_len))),
+            Ok(_) => Ok(None),
+            // A base that is gone or damaged costs space, not the commit.
+            Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
+                log::warn!("cannot use a base: {e}");
+                Ok(None)
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
+struct Base {
+    id: NodeId,
+    depth: u8,
+    /// Of the new node.
+    revision: u32,
+    cost: u64,
+}
+
+/// The revision that revision `n` (1 or more) is a delta against: the lowest digit that is not 0 goes down by one, in a
+/// number system whose digits count to 4, 4, 2, 2, 2, … So neighbours are mostly one revision apart, and a chain of up to 64
+/// revisions is at most 8 deep. After the skip-deltas of Subversion's FSFS, which count in twos throughout.
+fn base_revision(n: u32) -> u32 {
+    let mut unit = 1u32;
+    for radix in [4, 4].into_iter().chain(std::iter::repeat(2)) {
+        if (n / unit) % radix != 0 || n < unit {
+            break;
+        }
+        match unit.checked_mul(radix) {
+            Some(u) => unit = u,
+            None => break,
+        }
+    }
+    n.saturating_sub(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(mut n: u32) -> Vec<u32> {
+        let mut out = vec![n];
+        while n > 0 {
+            n = base_revision(n);
+            out.push(n);
+        }
+        out
+    }
+
+    #[test]
+    fn chains_stay_short_and_share_their_ends() {
+        assert_eq!(chain(7), [7, 6, 5, 4, 0]);
+        assert_eq!(chain(21), [21, 20, 16, 0]);
+        for n in 1..64 {
+            assert!(chain(n).len() - 1 <= usize::from(MAX_DEPTH), "{n}: {:?}", chain(n));
+        }
+        // The base of n is always on the chain of n - 1, which is how it is found.
+        for n in 1..5000 {
+            assert!(chain(n - 1).contains(&base_revision(n)), "{n}");
+        }
+    }
+}

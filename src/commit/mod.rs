@@ -1,0 +1,168 @@
+//! Commit: a tree of files becomes a version. Reading, hashing, encoding and writing overlap; memory stays bounded whatever
+//! the size of the files.
+//!
+//! One buffer feeds the file's hash and the encoder, and every encoded chunk is decoded again and compared before its node
+//! is kept. Once the chunks are stored, the file is parsed a second time *from its stored form*, and both parses must agree;
+//! so a manifest that is published rebuilds the bytes that were hashed, and its tensors are where it says, even if the source
+//! changed meanwhile (docs/FORMAT.md, "What a commit proves").
+
+mod base;
+mod encode;
+mod file;
+mod walk;
+
+use crate::error::{Error, Kind, Result};
+use crate::graph::{Entry, LiveHistory, Record, Tree, Version, check_name, now};
+use crate::id::VersionId;
+use crate::pack::Packs;
+use crate::rebuild::Rebuilder;
+use base::Bases;
+use encode::{Encoder, Job};
+use parking_lot::Mutex;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What a commit says of its progress, in bytes read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes read so far.
+    pub done: u64,
+    /// Bytes there are to read.
+    pub total: u64,
+}
+
+/// Called from the committing thread as it goes.
+pub type OnProgress = Arc<dyn Fn(Progress) + Send + Sync>;
+
+/// What to commit.
+#[derive(Clone, Default)]
+pub struct CommitRequest {
+    /// The branch, made if absent.
+    pub branch: String,
+    /// Names in the version's root, and what to read for each.
+    pub entries: Vec<(Vec<u8>, PathBuf)>,
+    /// A message; may be empty.
+    pub message: String,
+    /// Store what symbolic links point at, in place of the links.
+    pub follow_links: bool,
+    /// Told how far it is.
+    pub progress: Option<OnProgress>,
+}
+
+/// A version that is durable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// Its id.
+    pub id: VersionId,
+    /// Its branch.
+    pub branch: String,
+    /// Its number there.
+    pub number: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Bytes it added to the packs.
+    pub stored: u64,
+    /// Symbolic links that point outside of what was committed: their targets are not in the version.
+    pub links_outside: u64,
+}
+
+/// The parts of a store that a commit works on.
+pub struct Parts {
+    /// Where nodes go.
+    pub packs: Arc<Packs>,
+    /// Reads bases.
+    pub rebuilder: Arc<Rebuilder>,
+    /// What was committed before.
+    pub history: Arc<LiveHistory>,
+    /// Encoder threads.
+    pub threads: usize,
+}
+
+/// One commit under way.
+struct Commit<'a> {
+    request: &'a CommitRequest,
+    encoder: &'a Encoder,
+    jobs: crossbeam_channel::Sender<Job>,
+    bases: Mutex<Bases>,
+    total: u64,
+    done: AtomicU64,
+}
+
+impl Commit<'_> {
+    fn advance(&self, bytes: u64) {
+        let done = self.done.fetch_add(bytes, Relaxed) + bytes;
+        if let Some(tell) = &self.request.progress {
+            tell(Progress { done, total: self.total.max(done) });
+        }
+    }
+}
+
+/// Commits the request as the branch's next version. Returns once it is durable.
+pub fn commit(parts: &Parts, request: &CommitRequest) -> Result<Committed> {
+    check_name("branch", &request.branch)?;
+    let first = request.entries.first().ok_or_else(|| Error::new(Kind::Usage, "nothing to commit"))?;
+    parts.packs.refresh()?;
+    let ancestors = {
+        let history = parts.history.read();
+        // Refuses a tag's name before any work is done.
+        let head = history.branch(&request.branch).ok().and_then(|b| b.head());
+        if history.tags().contains_key(&request.branch) {
+            return Err(Error::new(Kind::Exists, format!("{:?} is a tag, not a branch", request.branch)));
+        }
+        history.ancestors(head, base::ANCESTORS)
+    };
+    let total = match request.progress {
+        Some(_) => walk::total_len(request),
+        None => 0,
+    };
+    let encoder = Encoder::new(parts)?;
+    let found = std::thread::scope(|scope| {
+        let jobs = encode::start_workers(scope, &encoder, parts.threads);
+        let bases = Mutex::new(Bases::new(parts, ancestors));
+        let commit = Commit { request, encoder: &encoder, jobs, bases, total, done: AtomicU64::new(0) };
+        walk::walk(&commit)
+    })?;
+    let tree = Tree::new(found.entries)?;
+    let (len, bytes) = (tree.len(), tree.encode());
+    let tree_id = Tree::id(&bytes);
+    encoder.node(crate::graph::NodeKind::Tree, tree_id, &bytes, None)?;
+    let range = encoder.finish()?;
+    let stored = range.to - range.from;
+    let version = Version {
+        parents: Vec::new(),
+        entry: first.0.clone(),
+        time: now(),
+        message: request.message.clone(),
+        tree: tree_id,
+        len,
+    };
+    let (id, number) = publish(parts, request.branch.clone(), version, found.files, range)?;
+    Ok(Committed { id, branch: request.branch.clone(), number, bytes: len, stored, links_outside: found.links_outside })
+}
+
+fn publish(
+    parts: &Parts, branch: String, version: Version, files: u64, range: crate::pack::PackRange,
+) -> Result<(VersionId, u64)> {
+    let placed = Arc::new(Mutex::new(None));
+    let (history, slot) = (parts.history.clone(), placed.clone());
+    let stored = range.to - range.from;
+    let ranges = if range.count == 0 { vec![] } else { vec![range] };
+    let build = move |pending: &[Vec<u8>]| {
+        history.with_pending(pending, |h| {
+            let (change, id, number) = h.next(&branch, version, files, stored)?;
+            *slot.lock() = Some((id, number));
+            Ok(Record { changes: vec![change] }.encode())
+        })
+    };
+    parts.packs.publish(ranges, Box::new(build))?;
+    let placed = placed.lock().take();
+    placed.ok_or_else(|| Error::new(Kind::Io, "the journal published a version without building it"))
+}
+
+/// What a walk found: the root's entries and what a user should know.
+struct Found {
+    entries: Vec<Entry>,
+    files: u64,
+    links_outside: u64,
+}

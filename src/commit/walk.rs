@@ -1,0 +1,228 @@
+//! Walks what is committed, directory by directory, and stores each one's tree once its files are stored. Memory goes with
+//! the depth and with the directories on the way there, not with the whole.
+
+use super::{Commit, CommitRequest, Found};
+use crate::error::{Error, IoContext, Kind, Result};
+use crate::graph::{Entry, EntryKind, NodeKind, Timestamp, Tree};
+use crate::id::FileHash;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::Metadata;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+/// A directory being walked.
+struct Frame {
+    /// Where it is on disk, and in the version.
+    source: PathBuf,
+    path: Vec<u8>,
+    /// Its own entry but for the tree.
+    entry: Entry,
+    /// Names still to visit, last first.
+    names: Vec<OsString>,
+    done: Vec<Entry>,
+}
+
+#[derive(Default)]
+struct Walk {
+    files: u64,
+    links_outside: u64,
+    /// Hard links seen: device and inode to link number, hash and length.
+    links: HashMap<(u64, u64), (u32, FileHash, u64)>,
+    /// Real directories above the present one, when links are followed: a link back into them never ends.
+    above: Vec<(u64, u64)>,
+}
+
+/// Stores everything the request names.
+pub(super) fn walk(commit: &Commit<'_>) -> Result<Found> {
+    let mut w = Walk::default();
+    let mut entries = Vec::new();
+    for (name, source) in &commit.request.entries {
+        entries.push(w.top(commit, name, source)?);
+    }
+    Ok(Found { entries, files: w.files, links_outside: w.links_outside })
+}
+
+impl Walk {
+    /// One entry. A symbolic link given by name is followed, as `cp` does with its arguments.
+    fn top(&mut self, commit: &Commit<'_>, name: &[u8], source: &Path) -> Result<Entry> {
+        let meta = std::fs::metadata(source).doing(|| source.display().to_string())?;
+        let mut stack: Vec<Frame> = Vec::new();
+        let mut finished = self.visit(commit, &mut stack, source, name.to_vec(), name, &meta)?;
+        loop {
+            let Some(frame) = stack.last_mut() else {
+                return finished.ok_or_else(|| Error::new(Kind::NotFound, format!("{}: nothing there", source.display())));
+            };
+            frame.done.extend(finished.take());
+            if let Some(name) = frame.names.pop() {
+                let source = frame.source.join(&name);
+                let mut path = frame.path.clone();
+                path.push(b'/');
+                path.extend_from_slice(name.as_bytes());
+                let follow = commit.request.follow_links;
+                let meta = if follow { std::fs::metadata(&source) } else { std::fs::symlink_metadata(&source) };
+                let meta = match meta {
+                    Ok(m) => m,
+                    Err(e) if follow && e.kind() == std::io::ErrorKind::NotFound => {
+                        return Err(Error::io(format!("{} points nowhere", source.display()), e));
+                    }
+                    Err(e) => return Err(Error::io(source.display().to_string(), e)),
+                };
+                finished = self.visit(commit, &mut stack, &source, path, name.as_bytes(), &meta)?;
+            } else if let Some(frame) = stack.pop() {
+                self.above.pop();
+                finished = Some(close(commit, frame)?);
+            }
+        }
+    }
+
+    /// Stores a file or link and gives its entry, or opens a directory on the stack.
+    fn visit(
+        &mut self, commit: &Commit<'_>, stack: &mut Vec<Frame>, source: &Path, path: Vec<u8>, name: &[u8], meta: &Metadata,
+    ) -> Result<Option<Entry>> {
+        let kind = meta.file_type();
+        let mut entry = Entry {
+            name: name.to_vec(),
+            mode: meta.mode() & 0o7777,
+            mtime: Timestamp { seconds: meta.mtime(), nanos: u32::try_from(meta.mtime_nsec()).unwrap_or(0) },
+            xattrs: Vec::new(),
+            kind: EntryKind::Symlink(Vec::new()),
+        };
+        if kind.is_symlink() {
+            let target = std::fs::read_link(source).doing(|| format!("read link {}", source.display()))?;
+            let depth = path.iter().filter(|b| **b == b'/').count();
+            if leaves(&target, depth) {
+                self.links_outside += 1;
+                log::warn!("{} points outside of what is committed, to {}", source.display(), target.display());
+            }
+            // A link's permissions mean nothing and differ between systems.
+            entry.mode = 0o777;
+            entry.kind = EntryKind::Symlink(target.as_os_str().as_bytes().to_vec());
+            return Ok(Some(entry));
+        }
+        entry.xattrs = user_xattrs(source)?;
+        if kind.is_dir() {
+            let here = (meta.dev(), meta.ino());
+            if self.above.contains(&here) {
+                return Err(Error::new(Kind::Refused, format!("{} leads back into itself", source.display())));
+            }
+            self.above.push(here);
+            let listed = std::fs::read_dir(source).and_then(|d| d.map(|e| Ok(e?.file_name())).collect());
+            let mut names: Vec<OsString> = listed.doing(|| format!("list {}", source.display()))?;
+            // In order, so that link numbers and packs come out the same each time.
+            names.sort_unstable_by(|a, b| b.cmp(a));
+            stack.push(Frame { source: source.to_owned(), path, entry, names, done: Vec::new() });
+            return Ok(None);
+        }
+        if !kind.is_file() {
+            let why = format!("{} is a device, pipe or socket: only files, directories and links can be committed", source.display());
+            return Err(Error::new(Kind::Refused, why));
+        }
+        let (hash, len, link) = self.file(commit, source, &path, meta)?;
+        self.files += 1;
+        entry.kind = EntryKind::File { hash, len, link };
+        Ok(Some(entry))
+    }
+
+    fn file(&mut self, commit: &Commit<'_>, source: &Path, path: &[u8], meta: &Metadata) -> Result<(FileHash, u64, u32)> {
+        if meta.nlink() < 2 {
+            let (hash, len) = commit.file(source, path)?;
+            return Ok((hash, len, 0));
+        }
+        let inode = (meta.dev(), meta.ino());
+        if let Some((link, hash, len)) = self.links.get(&inode) {
+            return Ok((*hash, *len, *link));
+        }
+        let (hash, len) = commit.file(source, path)?;
+        let link = self.links.len() as u32 + 1;
+        self.links.insert(inode, (link, hash, len));
+        Ok((hash, len, link))
+    }
+}
+
+/// Stores a directory's tree and gives its entry.
+fn close(commit: &Commit<'_>, frame: Frame) -> Result<Entry> {
+    let tree = Tree::new(frame.done).map_err(|e| e.context(frame.source.display()))?;
+    let bytes = tree.encode();
+    let id = Tree::id(&bytes);
+    commit.encoder.node(NodeKind::Tree, id, &bytes, None).map_err(|e| e.context(frame.source.display()))?;
+    Ok(Entry { kind: EntryKind::Dir { tree: id, len: tree.len() }, ..frame.entry })
+}
+
+/// Whether a link `depth` directories below the version's root points outside of it.
+fn leaves(target: &Path, depth: usize) -> bool {
+    let mut level = depth;
+    for c in target.components() {
+        match c {
+            Component::ParentDir if level <= 1 => return true,
+            Component::ParentDir => level -= 1,
+            Component::Normal(_) => level += 1,
+            Component::CurDir => {}
+            Component::RootDir | Component::Prefix(_) => return true,
+        }
+    }
+    false
+}
+
+/// The `user.*` attributes of a file, sorted; those that zspace itself shows are left out.
+fn user_xattrs(path: &Path) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let what = || format!("read attributes of {}", path.display());
+    let mut none = [0u8; 0];
+    let size = match rustix::fs::listxattr(path, &mut none[..]) {
+        Ok(0) | Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::NOSYS) => return Ok(Vec::new()),
+        Ok(n) => n,
+        Err(e) => return Err(Error::io(what(), e.into())),
+    };
+    let mut names = vec![0; size + 4096];
+    let n = rustix::fs::listxattr(path, &mut names[..]).doing(what)?;
+    let mut out = Vec::new();
+    for name in names[..n].split(|b| *b == 0) {
+        if !name.starts_with(b"user.") || name.starts_with(b"user.zspace.") {
+            continue;
+        }
+        let mut value = vec![0; 1 << 16];
+        match rustix::fs::getxattr(path, OsStr::from_bytes(name), &mut value[..]) {
+            Ok(n) => {
+                value.truncate(n);
+                out.push((name.to_vec(), value));
+            }
+            // Removed since it was listed.
+            Err(rustix::io::Errno::NODATA) => {}
+            Err(e) => return Err(Error::io(what(), e.into())),
+        }
+    }
+    out.sort();
+    Ok(out)
+}
+
+/// Bytes of all files the request names, as far as they can be seen; for progress only.
+pub(super) fn total_len(request: &CommitRequest) -> u64 {
+    let mut total = 0u64;
+    let mut todo: Vec<PathBuf> = request.entries.iter().map(|(_, p)| p.clone()).collect();
+    while let Some(path) = todo.pop() {
+        let Ok(meta) = std::fs::symlink_metadata(&path) else { continue };
+        if meta.is_dir() {
+            let entries = std::fs::read_dir(&path).into_iter().flatten().flatten();
+            todo.extend(entries.map(|e| e.path()));
+        } else if meta.is_file() {
+            total = total.saturating_add(meta.len());
+        }
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_that_leave_are_told() {
+        // The link lies at ENTRY/link: one directory below the root.
+        for (target, out) in [("model.pt", false), ("../x", true), ("sub/../model.pt", false), ("/etc/passwd", true)] {
+            assert_eq!(leaves(Path::new(target), 1), out, "{target}");
+        }
+        assert!(!leaves(Path::new("../../blobs/abc"), 3));
+        assert!(leaves(Path::new("../../blobs/abc"), 2));
+    }
+}

@@ -1,0 +1,109 @@
+//! Whether a file is whole by its own structure, and which files an index names: what decides when staged work is done.
+
+use super::source::{Parse, Source, Stop};
+use super::{npy, safetensors, zip};
+use crate::error::Result;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// What [`completeness`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Completeness {
+    /// Nothing says that the file is unfinished.
+    Complete,
+    /// The file is shorter than it says itself, for this reason.
+    Torn(String),
+}
+
+/// Whether a file is as long as its own structure says: a safetensors or npy file by its header, a zip by its directory.
+/// Only a file that is certainly cut short is torn; an empty one, one of another kind and one that is merely odd are
+/// complete. `name` tells a safetensors file too short to show what it is.
+///
+/// # Errors
+/// Only what [`Source::read_at`] reports.
+pub fn completeness(src: &dyn Source, name: &str) -> Result<Completeness> {
+    match torn(src, name) {
+        Ok(Some(why)) => Ok(Completeness::Torn(why.to_owned())),
+        Ok(None) | Err(Stop::Odd(_)) => Ok(Completeness::Complete),
+        Err(Stop::Io(e)) => Err(e),
+    }
+}
+
+fn torn(src: &dyn Source, name: &str) -> Parse<Option<&'static str>> {
+    if src.is_empty() {
+        return Ok(None);
+    }
+    if zip::is_zip(src)? {
+        return torn_zip(src);
+    }
+    if let Some(header) = npy::header(src, 0, src.len())? {
+        if header.data > src.len() {
+            return Ok(Some("npy: the header is cut short"));
+        }
+        let promised = npy::promised(src, &header)?;
+        let short = promised.is_some_and(|n| header.data.checked_add(n).is_none_or(|end| end > src.len()));
+        return Ok(short.then_some("npy: the data is shorter than the header says"));
+    }
+    match safetensors::header_len(src)? {
+        Some(len) if len > src.len() - 8 => Ok(Some("safetensors: the header is cut short")),
+        Some(len) => {
+            let header = safetensors::read_header(src, len)?;
+            Ok((header.data_end() > src.len())
+                .then_some("safetensors: the data is shorter than the header says"))
+        }
+        None if src.len() < 9 && name.ends_with(".safetensors") => {
+            Ok(Some("safetensors: the header is cut short"))
+        }
+        None => Ok(None),
+    }
+}
+
+fn torn_zip(src: &dyn Source) -> Parse<Option<&'static str>> {
+    let Some(end) = zip::find_end(src, true)? else {
+        // Something after the end record makes an odd zip, not an unfinished one.
+        let cut = zip::find_end(src, false)?.is_none();
+        return Ok(cut.then_some("zip: the end record is missing"));
+    };
+    let directory = zip::read_end(src, end)?;
+    Ok(zip::exceeds_file(src, &directory)?.then_some("zip: its members exceed the file"))
+}
+
+/// The distinct file names in the `weight_map` of a `*.index.json`, sorted; `None` if it is no such index.
+pub fn index_shards(json: &[u8]) -> Option<Vec<String>> {
+    serde_json::from_slice::<Index>(json)
+        .ok()
+        .map(|i| i.weight_map.0.into_iter().collect())
+}
+
+#[derive(serde::Deserialize)]
+struct Index {
+    weight_map: Shards,
+}
+
+/// The values of a map, each once: the map itself may name a million tensors.
+struct Shards(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Shards {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        d.deserialize_map(ShardsVisitor)
+    }
+}
+
+struct ShardsVisitor;
+
+impl<'de> Visitor<'de> for ShardsVisitor {
+    type Value = Shards;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of tensor names to file names")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Shards, A::Error> {
+        let mut shards = BTreeSet::new();
+        while let Some((IgnoredAny, shard)) = map.next_entry::<IgnoredAny, String>()? {
+            shards.insert(shard);
+        }
+        Ok(Shards(shards))
+    }
+}

@@ -1,0 +1,210 @@
+//! A file of a version: random access over its chunks.
+
+use super::{NodeSource, Rebuilder};
+use crate::error::{Error, Result};
+use crate::format::{Layout, Source};
+use crate::graph::{Manifest, NodeKind, NodeMeta, Shape};
+use crate::id::{FileHash, NodeId};
+use std::collections::HashMap;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+/// Bytes read: a part of a shared chunk, or a copy.
+#[derive(Clone, Debug)]
+pub enum Slice {
+    /// A range of a cached chunk.
+    Shared(Arc<Vec<u8>>, Range<usize>),
+    /// Put together from several chunks.
+    Owned(Vec<u8>),
+}
+
+impl Deref for Slice {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Slice::Shared(chunk, range) => chunk.get(range.clone()).unwrap_or_default(),
+            Slice::Owned(bytes) => bytes,
+        }
+    }
+}
+
+/// A file as its manifest describes it.
+pub struct StoredFile {
+    rebuilder: Arc<Rebuilder>,
+    source: Arc<dyn NodeSource>,
+    layout: Arc<Layout>,
+    chunks: Vec<NodeId>,
+    crcs: Vec<u32>,
+    /// File offset at which each extent starts.
+    starts: Vec<u64>,
+}
+
+/// A chunk that a range of the file touches: where in the file, which chunk, where in it.
+struct Part {
+    start: u64,
+    len: usize,
+    chunk: usize,
+    at: usize,
+}
+
+impl StoredFile {
+    /// Loads the manifest and layout of the file with this hash and length.
+    pub fn load(rebuilder: &Arc<Rebuilder>, source: Arc<dyn NodeSource>, hash: &FileHash, len: u64) -> Result<Self> {
+        let id = Manifest::id(hash, len);
+        let manifest = Manifest::decode(&rebuilder.node(&*source, NodeKind::Manifest, &id)?)?;
+        let layout = match &manifest.shape {
+            Shape::Opaque(lens) => Layout::opaque(lens)?,
+            Shape::Layout(id) => Layout::decode(&rebuilder.node(&*source, NodeKind::Layout, id)?)?,
+        };
+        if layout.len != len {
+            return Err(Error::damage(format!("manifest of file {} is for {} bytes, not {len}", hash.short(), layout.len)));
+        }
+        Self::new(rebuilder, source, Arc::new(layout), manifest.chunks, manifest.crcs)
+    }
+
+    /// A file of these chunks, which must fit the layout.
+    pub fn new(
+        rebuilder: &Arc<Rebuilder>, source: Arc<dyn NodeSource>, layout: Arc<Layout>, chunks: Vec<NodeId>, crcs: Vec<u32>,
+    ) -> Result<Self> {
+        if chunks.len() != layout.chunks.len() || !crcs.is_empty() && crcs.len() != layout.tensors.len() {
+            return Err(Error::damage("manifest does not fit its layout"));
+        }
+        let mut at = 0;
+        let starts = layout.extents.iter().map(|e| std::mem::replace(&mut at, at + u64::from(e.len))).collect();
+        Ok(StoredFile { rebuilder: rebuilder.clone(), source, layout, chunks, crcs, starts })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.layout.len
+    }
+
+    /// How it is cut, and its tensors.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// Its chunks, in the layout's order.
+    pub fn chunks(&self) -> &[NodeId] {
+        &self.chunks
+    }
+
+    /// CRC-32 of the span of each tensor.
+    pub fn crcs(&self) -> &[u32] {
+        &self.crcs
+    }
+
+    /// The parts of the file's range, in order; what lies past the end is left out.
+    fn parts(&self, offset: u64, len: u64) -> impl Iterator<Item = Part> {
+        let end = offset.saturating_add(len).min(self.len());
+        let first = self.starts.partition_point(|s| *s <= offset).saturating_sub(1);
+        let extents = self.starts.iter().zip(&self.layout.extents).skip(first);
+        extents.take_while(move |(start, _)| **start < end).filter_map(move |(start, e)| {
+            let from = offset.max(*start);
+            let to = end.min(start + u64::from(e.len));
+            let at = e.offset as usize + (from - start) as usize;
+            (from < to).then(|| Part { start: from, len: (to - from) as usize, chunk: e.chunk as usize, at })
+        })
+    }
+
+    fn chunk(&self, i: usize) -> Result<Arc<Vec<u8>>> {
+        let id = self.chunks.get(i).ok_or_else(|| Error::damage("layout names a chunk that the manifest lacks"))?;
+        let raw = self.rebuilder.chunk(&*self.source, id)?;
+        match self.layout.chunks.get(i) {
+            Some(plan) if plan.len as usize == raw.len() => Ok(raw),
+            _ => Err(Error::damage(format!("chunk {} is not as long as its layout says", id.short()))),
+        }
+    }
+
+    /// Up to `len` bytes at `offset`, fewer only at the end of the file. What lies in one chunk is not copied.
+    pub fn read(&self, offset: u64, len: usize) -> Result<Slice> {
+        let mut parts = self.parts(offset, len as u64).peekable();
+        let Some(first) = parts.next() else { return Ok(Slice::Owned(Vec::new())) };
+        let raw = self.chunk(first.chunk)?;
+        if parts.peek().is_none() {
+            return Ok(Slice::Shared(raw, first.at..first.at + first.len));
+        }
+        let mut out = Vec::with_capacity(len.min((self.len() - offset) as usize));
+        let mut held = (first.chunk, raw);
+        for p in std::iter::once(first).chain(parts) {
+            if p.chunk != held.0 {
+                held = (p.chunk, self.chunk(p.chunk)?);
+            }
+            let bytes = held.1.get(p.at..p.at + p.len);
+            out.extend_from_slice(bytes.ok_or_else(|| Error::damage("layout reaches past the end of a chunk"))?);
+        }
+        Ok(Slice::Owned(out))
+    }
+
+    /// Starts rebuilding the chunks of a range in the background.
+    pub fn read_ahead(&self, offset: u64, len: u64) {
+        let mut last = None;
+        for p in self.parts(offset, len) {
+            if last.replace(p.chunk) == Some(p.chunk) {
+                continue;
+            }
+            let Some(id) = self.chunks.get(p.chunk).copied() else { return };
+            if self.rebuilder.expects(&id) {
+                continue;
+            }
+            let (rebuilder, source) = (self.rebuilder.clone(), self.source.clone());
+            let work = Box::new(move || {
+                if let Err(e) = rebuilder.chunk(&*source, &id) {
+                    log::debug!("read ahead: {e}");
+                }
+            });
+            if !self.rebuilder.spawn(work) {
+                return;
+            }
+        }
+    }
+
+    /// The tensors that have bytes in chunk `i`.
+    pub fn tensors_of_chunk(&self, i: usize) -> Vec<String> {
+        let extents = self.starts.iter().zip(&self.layout.extents).filter(|(_, e)| e.chunk as usize == i);
+        let ranges: Vec<_> = extents.map(|(s, e)| (*s, s + u64::from(e.len))).collect();
+        let touched = |t: &&crate::format::Tensor| {
+            let (from, len) = self.layout.tensor_span(t);
+            ranges.iter().any(|(a, b)| from < *b && *a < from + len)
+        };
+        self.layout.tensors.iter().filter(touched).map(|t| t.name.clone()).collect()
+    }
+
+    /// Bytes of the file's chunks in the packs, bases not counted.
+    pub fn stored(&self) -> Result<u64> {
+        self.chunks.iter().try_fold(0, |n, id| Ok(n + u64::from(self.source.meta(id)?.stored_len)))
+    }
+
+    /// For the chunks that a range touches: its share of their bytes in the packs (bases not counted), and the largest number
+    /// of deltas to apply.
+    pub fn stored_range(&self, offset: u64, len: u64) -> Result<(u64, u8)> {
+        let mut shares: HashMap<usize, u64> = HashMap::new();
+        for p in self.parts(offset, len) {
+            *shares.entry(p.chunk).or_default() += p.len as u64;
+        }
+        let (mut stored, mut depth) = (0, 0);
+        for (chunk, bytes) in shares {
+            let id = self.chunks.get(chunk).ok_or_else(|| Error::damage("layout names a chunk that the manifest lacks"))?;
+            let record = self.source.meta(id)?;
+            let meta = NodeMeta::decode(NodeKind::Chunk, &record.meta)?;
+            stored += u64::from(record.stored_len) * bytes / u64::from(meta.raw_len).max(1);
+            depth = depth.max(meta.depth());
+        }
+        Ok((stored, depth))
+    }
+}
+
+impl Source for StoredFile {
+    fn len(&self) -> u64 {
+        self.layout.len
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let got = self.read(offset, buf.len())?;
+        if got.len() != buf.len() {
+            return Err(Error::damage("read past the end of a file"));
+        }
+        buf.copy_from_slice(&got);
+        Ok(())
+    }
+}

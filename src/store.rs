@@ -1,0 +1,324 @@
+//! The one façade of a store. Doors (command line, mount) see this and plain types, nothing below.
+
+mod diff;
+mod export;
+mod file;
+mod stats;
+
+pub use crate::commit::{CommitRequest, Committed, OnProgress, Progress};
+pub use crate::graph::{Entry, EntryKind, MAIN, Numbered, Timestamp, Tree, check_name};
+pub use crate::id::{FileHash, NodeId, VersionId};
+pub use crate::rebuild::{Counters, Slice};
+pub use crate::verify::{Damage, Report};
+pub use diff::{Diff, TensorDiff};
+pub use file::{FileView, TensorInfo, View};
+pub use stats::{BranchStats, CodecStats, Stats};
+
+use crate::cache::ByteLru;
+use crate::commit::{self, Parts};
+use crate::disk::{Disk, RealDisk};
+use crate::error::{Error, Kind, Result};
+use crate::format;
+use crate::graph::{Change, LiveHistory, NodeKind, Record};
+use crate::pack::Packs;
+use crate::rebuild::{NodeSource, Rebuilder, StoredFile};
+use crate::verify::Verifier;
+use parking_lot::Mutex;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Settings of an open store.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of the cache of rebuilt chunks.
+    pub memory: u64,
+    /// Threads that encode and rebuild.
+    pub threads: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(2, usize::from);
+        Options { memory: 256 << 20, threads }
+    }
+}
+
+/// Bytes of open files (manifests, layouts) and directories that are kept.
+const OPEN_BYTES: u64 = 32 << 20;
+
+/// An open store; clones share it.
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+struct Inner {
+    dir: PathBuf,
+    parts: Parts,
+    files: Mutex<ByteLru<(FileHash, u64), FileView>>,
+    trees: Mutex<ByteLru<NodeId, Tree>>,
+}
+
+impl Store {
+    /// Makes a store in a directory that is empty or absent.
+    pub fn init(dir: &Path) -> Result<()> {
+        Packs::create(Arc::new(RealDisk), dir)
+    }
+
+    /// Opens the store in `dir`.
+    pub fn open(dir: &Path, options: &Options) -> Result<Store> {
+        Self::open_on(Arc::new(RealDisk), dir, options)
+    }
+
+    /// Opens the store in `dir`, which is made if absent.
+    pub fn open_or_init(dir: &Path, options: &Options) -> Result<Store> {
+        match Self::init(dir) {
+            Err(e) if e.kind() != Kind::Exists => Err(e),
+            _ => Self::open(dir, options),
+        }
+    }
+
+    /// Opens a store on any disk.
+    pub fn open_on(disk: Arc<dyn Disk>, dir: &Path, options: &Options) -> Result<Store> {
+        let history: Arc<LiveHistory> = Arc::default();
+        let packs = Packs::open(disk, dir, history.clone())?;
+        let rebuilder = Rebuilder::new(options.memory, options.threads);
+        Ok(Store(Arc::new(Inner {
+            dir: dir.to_owned(),
+            parts: Parts { packs, rebuilder, history, threads: options.threads },
+            files: Mutex::new(ByteLru::new(OPEN_BYTES)),
+            trees: Mutex::new(ByteLru::new(OPEN_BYTES)),
+        })))
+    }
+
+    /// The store's directory.
+    pub fn dir(&self) -> &Path {
+        &self.0.dir
+    }
+
+    /// Picks up what other processes committed; cheap when nothing changed.
+    pub fn refresh(&self) -> Result<bool> {
+        self.0.parts.packs.refresh()
+    }
+
+    /// Writes what a next opening would have to find out again.
+    pub fn close(&self) -> Result<()> {
+        self.0.parts.packs.close()
+    }
+
+    /// All branches, sorted; `main` is always among them.
+    pub fn branches(&self) -> Vec<String> {
+        self.0.parts.history.read().branches().keys().cloned().collect()
+    }
+
+    /// A branch's own versions, oldest first.
+    pub fn versions(&self, branch: &str) -> Result<Vec<Arc<Numbered>>> {
+        Ok(self.0.parts.history.read().branch(branch)?.versions.clone())
+    }
+
+    /// A version by its place.
+    pub fn numbered(&self, branch: &str, number: u64) -> Option<Arc<Numbered>> {
+        self.0.parts.history.read().numbered(branch, number).cloned()
+    }
+
+    /// A branch's newest version, or the one it was forked off.
+    pub fn latest(&self, branch: &str) -> Option<Arc<Numbered>> {
+        let history = self.0.parts.history.read();
+        let head = history.branch(branch).ok()?.head()?;
+        history.version(&head).cloned()
+    }
+
+    /// All tags and what they name, sorted.
+    pub fn tags(&self) -> Vec<(String, Arc<Numbered>)> {
+        let history = self.0.parts.history.read();
+        let tags = history.tags().iter();
+        tags.filter_map(|(name, id)| Some((name.clone(), history.version(id)?.clone()))).collect()
+    }
+
+    /// What a tag names.
+    pub fn tag_target(&self, name: &str) -> Option<Arc<Numbered>> {
+        let history = self.0.parts.history.read();
+        history.version(history.tags().get(name)?).cloned()
+    }
+
+    /// The one version whose id starts with 8 or more hex digits.
+    pub fn by_prefix(&self, prefix: &str) -> Option<Arc<Numbered>> {
+        self.0.parts.history.read().by_prefix(prefix).ok()?.cloned()
+    }
+
+    /// The version with this id.
+    pub fn version(&self, id: &VersionId) -> Option<Arc<Numbered>> {
+        self.0.parts.history.read().version(id).cloned()
+    }
+
+    /// The version that a REV names.
+    pub fn resolve(&self, rev: &str) -> Result<Arc<Numbered>> {
+        self.0.parts.history.read().resolve(rev)
+    }
+
+    /// Makes a branch, empty or forked off a REV.
+    pub fn make_branch(&self, name: &str, from: Option<&str>) -> Result<()> {
+        let (name, from) = (name.to_owned(), from.map(str::to_owned));
+        self.change(move |h| {
+            let from = from.as_deref().map(|rev| h.resolve(rev)).transpose()?;
+            h.new_branch(&name, from.map(|v| v.id))
+        })
+    }
+
+    /// Sets a tag; `force` moves one that exists.
+    pub fn set_tag(&self, name: &str, rev: &str, force: bool) -> Result<()> {
+        let (name, rev) = (name.to_owned(), rev.to_owned());
+        self.change(move |h| h.new_tag(&name, h.resolve(&rev)?.id, force))
+    }
+
+    fn change(&self, make: impl FnOnce(&crate::graph::History) -> Result<Change> + Send + 'static) -> Result<()> {
+        let history = self.0.parts.history.clone();
+        let build = move |pending: &[Vec<u8>]| {
+            history.with_pending(pending, |h| Ok(Record { changes: vec![make(h)?] }.encode()))
+        };
+        self.0.parts.packs.publish(Vec::new(), Box::new(build)).map(|_| ())
+    }
+
+    /// One directory of a version.
+    pub fn tree(&self, id: &NodeId) -> Result<Arc<Tree>> {
+        if let Some(hit) = self.0.trees.lock().get(id) {
+            return Ok(hit);
+        }
+        let parts = &self.0.parts;
+        let bytes = parts.rebuilder.node(&*parts.packs, NodeKind::Tree, id)?;
+        let tree = Arc::new(Tree::decode(&bytes)?);
+        // Decoded, a tree takes a few times its bytes.
+        self.0.trees.lock().put(*id, tree.clone(), bytes.len() as u64 * 3);
+        Ok(tree)
+    }
+
+    /// A file of a version.
+    pub fn file(&self, hash: &FileHash, len: u64) -> Result<Arc<FileView>> {
+        let key = (*hash, len);
+        if let Some(hit) = self.0.files.lock().get(&key) {
+            return Ok(hit);
+        }
+        let parts = &self.0.parts;
+        let source: Arc<dyn NodeSource> = parts.packs.clone();
+        let stored = StoredFile::load(&parts.rebuilder, source, hash, len)?;
+        let view = Arc::new(FileView::stored(Arc::new(stored)));
+        self.0.files.lock().put(key, view.clone(), view.weight());
+        Ok(view)
+    }
+
+    /// The entry at a path of a version: components below its root. The root itself has none.
+    pub fn entry(&self, version: &Numbered, path: &[u8]) -> Result<Entry> {
+        let missing = || {
+            let text = String::from_utf8_lossy(path);
+            Error::new(Kind::NotFound, format!("{} has no {text:?} (`zspace ls {}` lists it)", version.name(), version.name()))
+        };
+        let mut tree = self.tree(&version.version.tree)?;
+        let mut parts = path.split(|b| *b == b'/').filter(|p| !p.is_empty()).peekable();
+        while let Some(name) = parts.next() {
+            let entry = tree.find(name).ok_or_else(missing)?;
+            match (&entry.kind, parts.peek()) {
+                (_, None) => return Ok(entry.clone()),
+                (EntryKind::Dir { tree: id, .. }, Some(_)) => tree = self.tree(&id.clone())?,
+                _ => return Err(missing()),
+            }
+        }
+        Err(Error::new(Kind::Usage, "name a file of the version"))
+    }
+
+    /// Everything in a version: paths below its root and their entries, directories before what is in them.
+    pub fn walk(&self, version: &Numbered) -> Result<Vec<(Vec<u8>, Entry)>> {
+        self.walk_tree(&version.version.tree, b"")
+    }
+
+    /// Everything below a directory, with `prefix` in front of each path.
+    pub fn walk_tree(&self, root: &NodeId, prefix: &[u8]) -> Result<Vec<(Vec<u8>, Entry)>> {
+        let below = |prefix: &[u8], id: &NodeId| -> Result<Vec<(Vec<u8>, Entry)>> {
+            let tree = self.tree(id)?;
+            let path = |e: &Entry| [prefix, &e.name].concat();
+            Ok(tree.entries().iter().rev().map(|e| (path(e), e.clone())).collect())
+        };
+        let mut out = Vec::new();
+        let mut todo = below(prefix, root)?;
+        while let Some((path, entry)) = todo.pop() {
+            if let EntryKind::Dir { tree, .. } = &entry.kind {
+                todo.extend(below(&[&path[..], b"/"].concat(), tree)?);
+            }
+            out.push((path, entry));
+        }
+        Ok(out)
+    }
+
+    /// Commits the request as its branch's next version. Returns once it is durable.
+    pub fn commit(&self, request: &CommitRequest) -> Result<Committed> {
+        commit::commit(&self.0.parts, request)
+    }
+
+    /// What a file on disk looks like, without reading more than its headers.
+    pub fn probe(&self, path: &Path) -> Result<Probe> {
+        probe(path)
+    }
+
+    /// Checks versions, each file back to its SHA-256. `told` hears of the bytes checked.
+    pub fn verify(&self, versions: &[Arc<Numbered>], told: &mut dyn FnMut(u64)) -> Report {
+        let mut v = Verifier::new(self.0.parts.packs.clone(), self.0.parts.rebuilder.clone());
+        for version in versions {
+            v.version(version, told);
+        }
+        v.report
+    }
+
+    /// What was read and rebuilt since the store was opened.
+    pub fn counters(&self) -> Counters {
+        self.0.parts.rebuilder.counters()
+    }
+
+    /// Bytes of rebuilt chunks in the cache.
+    pub fn cached_bytes(&self) -> u64 {
+        self.0.parts.rebuilder.cached_bytes()
+    }
+}
+
+/// What a file on disk looks like.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Probe {
+    /// Whether it holds tensors.
+    pub tensors: bool,
+    /// The files that a `*.index.json` names as shards.
+    pub shards: Option<Vec<String>>,
+    /// Why it is torn, if its own structure says so.
+    pub torn: Option<String>,
+}
+
+struct OnDisk(std::fs::File, u64);
+
+impl format::Source for OnDisk {
+    fn len(&self) -> u64 {
+        self.1
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.0.read_exact_at(buf, offset).map_err(|e| Error::io("read", e))
+    }
+}
+
+/// The largest index of shards that is read.
+const MAX_INDEX: u64 = 64 << 20;
+
+fn probe(path: &Path) -> Result<Probe> {
+    let at = |e| Error::io(path.display().to_string(), e);
+    let file = std::fs::File::open(path).map_err(at)?;
+    let len = file.metadata().map_err(at)?.len();
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let source = OnDisk(file, len);
+    let mut out = Probe::default();
+    if name.ends_with(".index.json") && len <= MAX_INDEX {
+        let mut json = vec![0; len as usize];
+        format::Source::read_at(&source, 0, &mut json)?;
+        out.shards = format::index_shards(&json);
+    }
+    if let format::Completeness::Torn(why) = format::completeness(&source, &name)? {
+        out.torn = Some(why);
+    } else if let format::Split::Parsed(layout) = format::split(&source)? {
+        out.tensors = !layout.tensors.is_empty();
+    }
+    Ok(out)
+}

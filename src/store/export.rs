@@ -1,0 +1,106 @@
+//! A whole version, or a part of one, written to a directory.
+
+use super::{Entry, EntryKind, Numbered, Store, Timestamp};
+use crate::error::{Error, IoContext, Result};
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{File, Permissions};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Bytes written at a time, and rebuilt ahead of that.
+const STEP: usize = 1 << 20;
+const AHEAD: usize = 16 << 20;
+
+impl Store {
+    /// Writes a version's entries below `dest`, which is made if absent; nothing there is overwritten. Bytes, names, modes,
+    /// times, links and `user.*` attributes come back as they were; `told` hears of the bytes written.
+    pub fn export(&self, version: &Numbered, dest: &Path, told: &mut dyn FnMut(u64)) -> Result<()> {
+        std::fs::create_dir_all(dest).doing(|| format!("create {}", dest.display()))?;
+        let tree = self.tree(&version.version.tree)?;
+        self.export_entries(tree.entries(), dest, told)
+    }
+
+    /// Writes one entry of a version as `dest`.
+    pub fn export_entry(&self, entry: &Entry, dest: &Path, told: &mut dyn FnMut(u64)) -> Result<()> {
+        let dir = dest.parent().unwrap_or_else(|| Path::new("."));
+        let mut entry = entry.clone();
+        entry.name = dest.file_name().unwrap_or_default().as_bytes().to_vec();
+        self.export_entries(&[entry], dir, told)
+    }
+
+    fn export_entries(&self, entries: &[Entry], dest: &Path, told: &mut dyn FnMut(u64)) -> Result<()> {
+        let mut links: HashMap<u32, PathBuf> = HashMap::new();
+        let mut todo: Vec<(PathBuf, Entry)> = entries.iter().rev().map(|e| (dest.to_owned(), e.clone())).collect();
+        // Directories get their modes and times last, innermost first: what is made in them would change these.
+        let mut dirs: Vec<(PathBuf, Entry)> = Vec::new();
+        while let Some((dir, entry)) = todo.pop() {
+            let path = dir.join(OsStr::from_bytes(&entry.name));
+            match &entry.kind {
+                EntryKind::Dir { tree, .. } => {
+                    std::fs::create_dir(&path).doing(|| format!("create {}", path.display()))?;
+                    let below = self.tree(tree)?;
+                    todo.extend(below.entries().iter().rev().map(|e| (path.clone(), e.clone())));
+                    dirs.push((path, entry));
+                }
+                EntryKind::Symlink(target) => {
+                    let target = OsStr::from_bytes(target);
+                    std::os::unix::fs::symlink(target, &path).doing(|| format!("create link {}", path.display()))?;
+                    set_times(&path, entry.mtime)?;
+                }
+                EntryKind::File { hash, len, link } => {
+                    if let Some(first) = links.get(link).filter(|_| *link > 0) {
+                        std::fs::hard_link(first, &path).doing(|| format!("create link {}", path.display()))?;
+                        continue;
+                    }
+                    self.export_file(hash, *len, &path, told).map_err(|e| e.context(path.display()))?;
+                    dress(&path, &entry)?;
+                    links.insert(*link, path);
+                }
+            }
+        }
+        for (path, entry) in dirs.iter().rev() {
+            dress(path, entry)?;
+        }
+        Ok(())
+    }
+
+    fn export_file(&self, hash: &super::FileHash, len: u64, path: &Path, told: &mut dyn FnMut(u64)) -> Result<()> {
+        let view = self.file(hash, len)?;
+        let mut file = File::create_new(path).doing(|| "create".to_owned())?;
+        let mut at = 0;
+        while at < len {
+            view.read_ahead(at, AHEAD);
+            let bytes = view.read(at, STEP)?;
+            if bytes.is_empty() {
+                return Err(Error::damage("file ends early"));
+            }
+            file.write_all(&bytes).doing(|| "write".to_owned())?;
+            at += bytes.len() as u64;
+            told(bytes.len() as u64);
+        }
+        Ok(())
+    }
+}
+
+/// Gives a file or directory its attributes, mode and time.
+fn dress(path: &Path, entry: &Entry) -> Result<()> {
+    for (name, value) in &entry.xattrs {
+        match rustix::fs::setxattr(path, OsStr::from_bytes(name), value, XattrFlags::empty()) {
+            // A file system without attributes still gets the bytes.
+            Ok(()) | Err(rustix::io::Errno::NOTSUP) => {}
+            Err(e) => return Err(Error::io(format!("set attributes of {}", path.display()), e.into())),
+        }
+    }
+    std::fs::set_permissions(path, Permissions::from_mode(entry.mode)).doing(|| format!("chmod {}", path.display()))?;
+    set_times(path, entry.mtime)
+}
+
+fn set_times(path: &Path, t: Timestamp) -> Result<()> {
+    let time = Timespec { tv_sec: t.seconds, tv_nsec: i64::from(t.nanos) };
+    let times = Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).doing(|| format!("set times of {}", path.display()))
+}

@@ -1,0 +1,141 @@
+//! Checks every hash of a version, back to the files' own SHA-256, and names what is damaged.
+
+use crate::error::{Error, Result};
+use crate::graph::{EntryKind, NodeKind, Numbered, Tree};
+use crate::id::{FileHash, FileHasher, NodeId};
+use crate::pack::Packs;
+use crate::rebuild::{NodeSource, Rebuilder, StoredFile};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Bytes rebuilt at a time, and rebuilt ahead of that.
+const STEP: usize = 1 << 20;
+const AHEAD: u64 = 16 << 20;
+
+/// One damaged thing.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Damage {
+    /// `BRANCH/000001`.
+    pub version: String,
+    /// Path in the version; empty for the version as a whole.
+    pub file: String,
+    /// Tensors that cannot be rebuilt; none if all, or if the file has no tensors.
+    pub tensors: Vec<String>,
+    /// What is wrong.
+    pub why: String,
+}
+
+/// What was checked and what was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Report {
+    /// Versions checked.
+    pub versions: u64,
+    /// Distinct files checked.
+    pub files: u64,
+    /// Bytes of those.
+    pub bytes: u64,
+    /// What is damaged, in the order it was found.
+    pub damage: Vec<Damage>,
+}
+
+/// Checks versions one by one; files and directories that several versions share are checked once, but reported for each.
+pub struct Verifier {
+    packs: Arc<Packs>,
+    rebuilder: Arc<Rebuilder>,
+    good_files: HashSet<(FileHash, u64)>,
+    good_trees: HashSet<NodeId>,
+    /// What was checked and found.
+    pub report: Report,
+}
+
+impl Verifier {
+    /// A verifier with nothing checked yet.
+    pub fn new(packs: Arc<Packs>, rebuilder: Arc<Rebuilder>) -> Self {
+        Verifier { packs, rebuilder, good_files: HashSet::new(), good_trees: HashSet::new(), report: Report::default() }
+    }
+
+    /// Checks one version: its trees, and every file to its SHA-256. `told` hears of the bytes checked.
+    pub fn version(&mut self, version: &Numbered, told: &mut dyn FnMut(u64)) {
+        self.report.versions += 1;
+        let mut dirs = vec![(Vec::new(), version.version.tree)];
+        while let Some((path, id)) = dirs.pop() {
+            if self.good_trees.contains(&id) {
+                continue;
+            }
+            let before = self.report.damage.len();
+            let below = dirs.len();
+            match self.rebuilder.node(&*self.packs, NodeKind::Tree, &id).and_then(|b| Tree::decode(&b)) {
+                Err(e) => self.found(version, &path, Vec::new(), &e),
+                Ok(tree) => {
+                    for entry in tree.entries() {
+                        let mut at: Vec<u8> = path.clone();
+                        if !at.is_empty() {
+                            at.push(b'/');
+                        }
+                        at.extend_from_slice(&entry.name);
+                        match &entry.kind {
+                            EntryKind::Dir { tree, .. } => dirs.push((at, *tree)),
+                            EntryKind::File { hash, len, .. } => self.file(version, &at, hash, *len, told),
+                            EntryKind::Symlink(_) => {}
+                        }
+                    }
+                }
+            }
+            // A directory with directories below it is good only once they are; checking it again costs little.
+            if self.report.damage.len() == before && dirs.len() == below {
+                self.good_trees.insert(id);
+            }
+        }
+    }
+
+    fn file(&mut self, version: &Numbered, path: &[u8], hash: &FileHash, len: u64, told: &mut dyn FnMut(u64)) {
+        if self.good_files.contains(&(*hash, len)) {
+            return;
+        }
+        self.report.files += 1;
+        self.report.bytes += len;
+        let source: Arc<dyn NodeSource> = self.packs.clone();
+        let file = match StoredFile::load(&self.rebuilder, source, hash, len) {
+            Ok(f) => f,
+            Err(e) => return self.found(version, path, Vec::new(), &e),
+        };
+        let mut hasher = FileHasher::default();
+        let mut at = 0;
+        while at < len {
+            file.read_ahead(at, AHEAD);
+            match file.read(at, STEP) {
+                Ok(bytes) if !bytes.is_empty() => {
+                    hasher.update(&bytes);
+                    at += bytes.len() as u64;
+                    told(bytes.len() as u64);
+                }
+                Ok(_) => break,
+                Err(e) => return self.chunks(version, path, &file, &e),
+            }
+        }
+        if hasher.finish() == *hash {
+            self.good_files.insert((*hash, len));
+        } else {
+            let e = Error::damage("rebuilt file does not have the SHA-256 that it was committed with");
+            self.found(version, path, Vec::new(), &e);
+        }
+    }
+
+    /// A chunk failed: finds all that do, and the tensors in them.
+    fn chunks(&mut self, version: &Numbered, path: &[u8], file: &StoredFile, first: &Error) {
+        let mut tensors = Vec::new();
+        for (i, id) in file.chunks().iter().enumerate() {
+            if self.rebuilder.chunk(&*self.packs, id).is_err() {
+                tensors.extend(file.tensors_of_chunk(i));
+            }
+        }
+        tensors.sort();
+        tensors.dedup();
+        self.found(version, path, tensors, first);
+    }
+
+    fn found(&mut self, version: &Numbered, path: &[u8], tensors: Vec<String>, e: &Error) {
+        let file = String::from_utf8_lossy(path).into_owned();
+        self.report.damage.push(Damage { version: version.name(), file, tensors, why: e.to_string() });
+    }
+}
