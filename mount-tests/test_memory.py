@@ -72,7 +72,7 @@ def test_a_large_file_commits_reads_and_verifies_in_little_memory(zspace, mounts
         want = file.read(23)
     ranged = ["cat", f"main:{large.name}", "--range", f"{offset}..{offset + 23}"]
     assert zspace.run(*ranged, text=False).stdout == want
-    told = json.loads(zspace.run("--json", *ranged).stderr.strip().splitlines()[-1])
+    told = json.loads(zspace.run(*ranged, "--json").stderr.strip().splitlines()[-1])
     assert told["chunks_read"] <= 2
 
     mount = mounts(memory=64 * MIB)
@@ -105,4 +105,4 @@ def test_endless_junk_in_little_memory(zspace, tmp_path):
             file.write(noise.bytes(MIB))
     _, highest = measured(zspace.command("commit", path), 120)
     assert highest < 256 * MIB, f"commit took {highest / MIB:.0f} MiB"
-    assert zspace.json("stats")["stored_bytes"] < 105 * MIB
+    assert zspace.stored() < 105 * MIB

@@ -54,7 +54,14 @@ class Zspace:
         return self.run(*args, **options).stdout
 
     def json(self, *args, **options):
-        return json.loads(self.out("--json", *args, **options))
+        return json.loads(self.out(*args, "--json", **options))
+
+    def json_lines(self, *args, **options):
+        return [json.loads(line) for line in self.out(*args, "--json", **options).splitlines()]
+
+    def stored(self):
+        """Bytes that all versions take."""
+        return self.json("stats")["stored"]
 
     def commit(self, *args):
         """Commits, and returns (branch, number, id) of each version made."""
