@@ -1,0 +1,76 @@
+"""Fixtures: a store, mounts that always end, and real checkpoint series."""
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("ZSPACE_STORE", None)
+
+import importlib.machinery
+import importlib.util
+import shutil
+
+import pytest
+
+from zspace import BINARY, ROOT, Mount, Zspace
+
+DATA = ROOT / "mount-tests/data"
+
+
+def pytest_sessionstart(session):
+    if not BINARY.is_file():
+        pytest.exit(f"no {BINARY}: run scripts/test, or cargo build --release", returncode=1)
+    import torch
+
+    torch.set_num_threads(1)  # so that training repeats exactly
+
+
+@pytest.fixture
+def zspace(tmp_path):
+    """The command line on a new store."""
+    return Zspace(tmp_path / "store")
+
+
+@pytest.fixture
+def mounts(request, zspace, tmp_path):
+    """Makes mounts of the store; all are ended and unmounted after the test."""
+    marker = request.node.get_closest_marker("timeout")
+    limit = marker.args[0] if marker else float(request.config.getini("timeout"))
+    made = []
+
+    def make(name="mnt", **options):
+        made.append(Mount(zspace, tmp_path / name, watchdog=limit - 10, **options))
+        return made[-1].start()
+
+    yield make
+    for mount in made:
+        mount.close()
+
+
+@pytest.fixture
+def mount(mounts):
+    """A mount of the store with short settling times."""
+    return mounts()
+
+
+@pytest.fixture(scope="session")
+def make_series():
+    """scripts/make-series as a module."""
+    loader = importlib.machinery.SourceFileLoader("make_series", str(ROOT / "scripts/make-series"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def series(make_series, tmp_path_factory):
+    """Trains a series of a kind once, and gives the paths of its checkpoints: `series("hf")`. "shipped" is the one in data/."""
+    made = {"shipped": sorted(DATA.glob("*.safetensors"))}
+
+    def get(kind):
+        if kind not in made:
+            made[kind] = make_series.make(kind, tmp_path_factory.mktemp(kind), checkpoints=3, every=5, warm=20)
+        return made[kind]
+
+    yield get
+    for paths in made.values():
+        if paths[0].parent != DATA:
+            shutil.rmtree(paths[0].parent)
