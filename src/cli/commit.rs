@@ -1,10 +1,9 @@
 //! `zspace commit`
 
-use super::{Context, place, show};
+use super::{Context, show};
 use crate::error::{Error, Kind, Result};
-
-use crate::store::{CommitRequest, MAIN, Options, Progress};
-use serde_json::Value;
+use crate::fuse::control;
+use crate::store::{CommitRequest, Committed, MAIN, Options, Progress};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -38,15 +37,12 @@ struct Line {
     id: String,
     bytes: u64,
     stored: u64,
-    #[serde(skip)]
-    links_outside: u64,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     for path in &args.paths {
-        let staged = place::mounted(path).filter(|m| m.path.first().is_some_and(|door| door == "staging"));
-        let done = match staged {
-            Some(at) => in_staging(args, path, &at)?,
+        let done = match control::staged(path)? {
+            Some(staged) => in_staging(args, path, &staged)?,
             None => from_disk(context, args, path)?,
         };
         if done.links_outside > 0 {
@@ -57,31 +53,26 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
                 done.links_outside
             );
         }
+        let version = format!("{}/{:06}", done.branch, done.number);
         match args.json {
-            true => show::print_json(&done)?,
-            false => show::print(&format!("{} {}\n", done.version, done.id))?,
+            true => {
+                show::print_json(&Line { version, id: done.id.to_string(), bytes: done.bytes, stored: done.stored })?
+            }
+            false => show::print(&format!("{version} {}\n", done.id))?,
         }
     }
     Ok(())
 }
 
-fn in_staging(args: &Args, path: &Path, at: &place::Mounted) -> Result<Line> {
-    let [_, branch, entry, ..] = &at.path[..] else {
-        let why = format!("{} is no entry: name what lies in a branch's directory, staging/BRANCH/ENTRY", path.display());
-        return Err(Error::new(Kind::Usage, why));
-    };
-    if args.branch.as_ref().is_some_and(|b| b != branch) || args.follow_links {
-        let why = format!("{} is staged on branch {branch:?}: it is committed there, as it is", path.display());
+fn in_staging(args: &Args, path: &Path, staged: &control::Staged) -> Result<Committed> {
+    if args.branch.as_deref().is_some_and(|b| b != staged.branch) || args.follow_links {
+        let why = format!("{} is staged on branch {:?}: it is committed there, as it is", path.display(), staged.branch);
         return Err(Error::new(Kind::Usage, why));
     }
-    let answer = place::commit(&at.store, &format!("{branch}/{entry}"), &args.message)?;
-    let text = |key: &str| answer.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let number = |key: &str| answer.get(key).and_then(Value::as_u64).unwrap_or_default();
-    let (bytes, stored, links_outside) = (number("bytes"), number("stored"), number("links_outside"));
-    Ok(Line { version: text("version"), id: text("id"), bytes, stored, links_outside })
+    control::commit(staged, &args.message).map_err(|e| e.context(path.display()))
 }
 
-fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Line> {
+fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Committed> {
     let whole = std::path::absolute(path).map_err(|e| Error::io(path.display().to_string(), e))?;
     // `dir/.` and `..` have no last name of their own.
     let whole = if path.ends_with("..") || path.ends_with(".") { std::fs::canonicalize(&whole).unwrap_or(whole) } else { whole };
@@ -108,11 +99,5 @@ fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Line> {
     bar.finish_and_clear();
     let done = done?;
     store.close()?;
-    Ok(Line {
-        version: format!("{}/{:06}", done.branch, done.number),
-        id: done.id.to_string(),
-        bytes: done.bytes,
-        stored: done.stored,
-        links_outside: done.links_outside,
-    })
+    Ok(done)
 }

@@ -9,7 +9,6 @@ mod init;
 mod log;
 mod ls;
 mod mount;
-mod place;
 mod show;
 mod stats;
 mod status;
