@@ -1,7 +1,7 @@
 //! The backing files: ordinary files below STORE/staging/tree, reached without ever following a symbolic link.
 
-use super::names::{self, errno};
 use super::super::attr::{Attr, FileKind};
+use super::names::{self, errno};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::id::FileHasher;
 use crate::store::Timestamp;
@@ -22,7 +22,8 @@ impl Backing {
     /// The tree at `path`, which must be a directory.
     pub fn open(path: PathBuf) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(&path, flags, Mode::empty()).doing(|| format!("open {}", path.display()))?;
+        let root =
+            rustix::fs::open(&path, flags, Mode::empty()).doing(|| format!("open {}", path.display()))?;
         Ok(Backing { root, path })
     }
 
@@ -44,14 +45,34 @@ impl Backing {
         loop {
             // A path may be longer than one call takes: go down in steps.
             let mut len = 0;
-            let n = rest.iter().take_while(|c| { len += c.len() + 1; len < 4000 }).count();
+            let n = rest
+                .iter()
+                .take_while(|c| {
+                    len += c.len() + 1;
+                    len < 4000
+                })
+                .count();
             let (head, tail) = rest.split_at(n);
             let last = tail.is_empty();
-            let rel = if head.is_empty() { PathBuf::from(".") } else { names::join(head) };
-            let (flags, mode) = if last { (flags, mode) } else { (OFlags::PATH | OFlags::DIRECTORY, Mode::empty()) };
+            let rel = if head.is_empty() {
+                PathBuf::from(".")
+            } else {
+                names::join(head)
+            };
+            let (flags, mode) = if last {
+                (flags, mode)
+            } else {
+                (OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
+            };
             let at = dir.as_ref().unwrap_or(&self.root);
-            let fd = rustix::fs::openat2(at.as_fd(), &rel, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, mode, resolve)
-                .doing(|| format!("open {}", names::show(path)))?;
+            let fd = rustix::fs::openat2(
+                at.as_fd(),
+                &rel,
+                flags | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+                mode,
+                resolve,
+            )
+            .doing(|| format!("open {}", names::show(path)))?;
             if last {
                 return Ok(fd);
             }
@@ -61,7 +82,9 @@ impl Backing {
 
     /// The directory that holds `path`, and its last name.
     pub fn parent<'a>(&self, path: &'a names::Path) -> Result<(OwnedFd, &'a [u8])> {
-        let (name, dir) = path.split_last().ok_or_else(|| errno(libc::EBUSY, "staging itself"))?;
+        let (name, dir) = path
+            .split_last()
+            .ok_or_else(|| errno(libc::EBUSY, "staging itself"))?;
         let fd = self.open_at(dir, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
         Ok((fd, name))
     }
@@ -72,7 +95,8 @@ impl Backing {
             rustix::fs::fstat(&self.root).doing(|| "stat staging".into())
         } else {
             self.parent(path).and_then(|(dir, name)| {
-                rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).doing(|| format!("stat {}", names::show(path)))
+                rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
+                    .doing(|| format!("stat {}", names::show(path)))
             })
         };
         match found {
@@ -110,7 +134,9 @@ impl Backing {
 
     /// A path under /proc that names `name` in an open directory, for calls that take no directory.
     pub fn proc_path(dir: &OwnedFd, name: &[u8]) -> PathBuf {
-        Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(std::ffi::OsStr::from_bytes(name))
+        Path::new("/proc/self/fd")
+            .join(dir.as_raw_fd().to_string())
+            .join(std::ffi::OsStr::from_bytes(name))
     }
 }
 
@@ -131,7 +157,10 @@ pub fn kind_of(mode: u32) -> FileKind {
 // The widths of these fields differ between architectures.
 #[allow(clippy::unnecessary_cast)]
 pub fn attr_of(s: &Stat) -> Attr {
-    let time = |seconds, nanos: u64| Timestamp { seconds, nanos: nanos as u32 };
+    let time = |seconds, nanos: u64| Timestamp {
+        seconds,
+        nanos: nanos as u32,
+    };
     Attr {
         kind: kind_of(s.st_mode as u32),
         mode: s.st_mode as u32 & 0o7777,
@@ -151,7 +180,11 @@ pub fn attr_of(s: &Stat) -> Attr {
 pub fn walk(root: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata) -> Result<()>) -> Result<()> {
     let meta = fs::symlink_metadata(root).doing(|| format!("stat {}", root.display()))?;
     visit(Path::new(""), &meta)?;
-    let mut todo = if meta.is_dir() { vec![PathBuf::new()] } else { Vec::new() };
+    let mut todo = if meta.is_dir() {
+        vec![PathBuf::new()]
+    } else {
+        Vec::new()
+    };
     while let Some(dir) = todo.pop() {
         let what = || format!("list {}", root.join(&dir).display());
         let mut inside = Vec::new();
@@ -186,27 +219,44 @@ pub struct Look {
     pub newest: i128,
     /// A name that marks unfinished work.
     pub unfinished: Option<PathBuf>,
-    /// Whether it is a directory.
-    pub dir: bool,
+    /// Something inside that is no file, directory or link: a version cannot hold it.
+    pub special: Option<PathBuf>,
 }
 
 impl Look {
     /// Looks at everything below `root`, and hands each regular file to `file`.
     pub fn at(root: &Path, file: &mut dyn FnMut(&Path)) -> Result<Look> {
         let mut h = FileHasher::default();
-        let mut look = Look { print: [0; 32], bytes: 0, newest: 0, unfinished: None, dir: false };
+        let mut look = Look {
+            print: [0; 32],
+            bytes: 0,
+            newest: 0,
+            unfinished: None,
+            special: None,
+        };
         walk(root, &mut |path, m| {
             let name = path.as_os_str().as_bytes();
             h.update(&(name.len() as u64).to_le_bytes());
             h.update(name);
-            for n in [m.ino() as i64, i64::from(m.mode()), m.len() as i64, m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()] {
+            for n in [
+                m.ino() as i64,
+                i64::from(m.mode()),
+                m.len() as i64,
+                m.mtime(),
+                m.mtime_nsec(),
+                m.ctime(),
+                m.ctime_nsec(),
+            ] {
                 h.update(&n.to_le_bytes());
             }
-            look.newest = look.newest.max(i128::from(m.ctime()) * 1_000_000_000 + i128::from(m.ctime_nsec()));
-            if name.is_empty() {
-                look.dir = m.is_dir();
-            } else if names::unfinished_inside(path.file_name().unwrap_or_default().as_bytes()) {
+            look.newest = look
+                .newest
+                .max(i128::from(m.ctime()) * 1_000_000_000 + i128::from(m.ctime_nsec()));
+            if names::unfinished_inside(path.file_name().unwrap_or_default().as_bytes()) {
                 look.unfinished.get_or_insert_with(|| path.to_owned());
+            }
+            if !(m.is_file() || m.is_dir() || m.is_symlink()) {
+                look.special.get_or_insert_with(|| path.to_owned());
             }
             if m.is_file() {
                 look.bytes += m.len();
@@ -233,7 +283,10 @@ pub fn remove_all(path: &Path) -> Result<()> {
         Ok(_) => fs::remove_file(path),
     };
     let first = attempt();
-    if first.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied) {
+    if first
+        .as_ref()
+        .is_err_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied)
+    {
         // Directories are listed after they are opened up, so that the walk itself can go on.
         let _ = walk(path, &mut |p, m| {
             if m.is_dir() {
@@ -250,7 +303,11 @@ pub fn remove_all(path: &Path) -> Result<()> {
 pub fn read_at(file: &File, offset: u64, len: usize) -> Result<Vec<u8>> {
     use std::os::unix::fs::FileExt;
     // The file's real size bounds what is allocated.
-    let left = file.metadata().doing(|| "stat staged file".into())?.len().saturating_sub(offset);
+    let left = file
+        .metadata()
+        .doing(|| "stat staged file".into())?
+        .len()
+        .saturating_sub(offset);
     let mut buf = vec![0; len.min(usize::try_from(left).unwrap_or(usize::MAX))];
     let mut done = 0;
     while done < buf.len() {
@@ -267,7 +324,10 @@ pub fn read_at(file: &File, offset: u64, len: usize) -> Result<Vec<u8>> {
 
 /// The answer of calls that only read, on what was committed meanwhile.
 pub fn committed_meanwhile() -> Error {
-    Error::new(Kind::Changed, "the entry was committed: it is served from its version")
+    Error::new(
+        Kind::Changed,
+        "the entry was committed: it is served from its version",
+    )
 }
 
 #[cfg(test)]
@@ -286,11 +346,17 @@ mod tests {
         std::os::unix::fs::symlink("..", dir.path().join("tree/out")).unwrap();
         std::os::unix::fs::symlink("../secret", dir.path().join("tree/file")).unwrap();
         let b = Backing::open(dir.path().join("tree")).unwrap();
-        assert!(b.open_at(&path("out/secret"), OFlags::RDONLY, Mode::empty()).is_err());
+        assert!(
+            b.open_at(&path("out/secret"), OFlags::RDONLY, Mode::empty())
+                .is_err()
+        );
         assert!(b.open_at(&path("file"), OFlags::RDONLY, Mode::empty()).is_err());
         assert!(b.parent(&path("out/x")).is_err());
         assert_eq!(b.stat(&path("out/secret")).unwrap().map(|_| ()), None);
-        assert_eq!(kind_of(b.stat(&path("file")).unwrap().unwrap().st_mode), FileKind::Symlink);
+        assert_eq!(
+            kind_of(b.stat(&path("file")).unwrap().unwrap().st_mode),
+            FileKind::Symlink
+        );
     }
 
     #[test]

@@ -46,7 +46,9 @@ impl Staging {
                 g.woken = false;
             }
         };
-        let thread = std::thread::Builder::new().name("zspace-commit".into()).spawn(work);
+        let thread = std::thread::Builder::new()
+            .name("zspace-commit".into())
+            .spawn(work);
         *self.thread.lock() = Some(thread.doing(|| "start the committer".into())?);
         Ok(())
     }
@@ -99,7 +101,10 @@ impl Staging {
         g.draining = false;
         drop(g);
         let all = self.status()?.entries;
-        Ok(all.into_iter().filter(|e| !matches!(e.state, State::Committed { .. })).collect())
+        Ok(all
+            .into_iter()
+            .filter(|e| !matches!(e.state, State::Committed { .. }))
+            .collect())
     }
 
     /// Commits the entry that `path` (branch, entry, anything inside it) lies in, whatever speaks against it, together with
@@ -107,7 +112,10 @@ impl Staging {
     pub fn commit_now(&self, path: &[Vec<u8>], message: &str) -> Result<Committed> {
         names::check(path)?;
         if !self.is_owner() {
-            return Err(Error::new(Kind::ReadOnly, "another mount owns the staging area of this store"));
+            return Err(Error::new(
+                Kind::ReadOnly,
+                "another mount owns the staging area of this store",
+            ));
         }
         let key = key_of(path).ok_or_else(|| Error::new(Kind::Usage, "name an entry: BRANCH/ENTRY"))?;
         if let Some(done) = self.prepare_now(&key)? {
@@ -128,14 +136,27 @@ impl Staging {
             None if self.branch(&path[0]).is_some() && self.backing()?.stat(&path)?.is_some() => {
                 // Unfinished by its name, but asked for.
                 self.marks.write(&key.0, &key.1, &Mark::NEW)?;
-                g.entries.insert(key.clone(), Entry::new(Mark::NEW, self.clock.now()));
+                g.entries
+                    .insert(key.clone(), Entry::new(Mark::NEW, self.clock.now()));
             }
             None => return Err(missing().context(names::show(&path))),
             Some(e) if e.thinned() => self.copy_up(&mut g, key)?,
-            Some(Entry { mark: Mark::Committed { origin }, .. }) => {
-                let v = self.version(origin).ok_or_else(|| missing().context(names::show(&path)))?;
+            Some(Entry {
+                mark: Mark::Committed { origin },
+                ..
+            }) => {
+                let v = self
+                    .version(origin)
+                    .ok_or_else(|| missing().context(names::show(&path)))?;
                 let (id, branch, number) = (v.id, v.branch.clone(), v.number);
-                return Ok(Some(Committed { id, branch, number, bytes: v.version.len, stored: v.stored }));
+                return Ok(Some(Committed {
+                    id,
+                    branch,
+                    number,
+                    bytes: v.version.len,
+                    stored: v.stored,
+                    links_outside: 0,
+                }));
             }
             Some(_) => {}
         }
@@ -150,10 +171,12 @@ impl Staging {
         {
             let mut g = self.lock();
             for (key, changed) in items {
-                let same = changed.is_none_or(|c| c == g.last_change(key) && g.writers(&path_of(key)).next().is_none());
-                let ready = g.entries.get(key).is_some_and(|e| {
-                    matches!(e.mark, Mark::Dirty { .. }) && !e.busy && !e.committing
-                });
+                let same = changed
+                    .is_none_or(|c| c == g.last_change(key) && g.writers(&path_of(key)).next().is_none());
+                let ready = g
+                    .entries
+                    .get(key)
+                    .is_some_and(|e| matches!(e.mark, Mark::Dirty { .. }) && !e.busy && !e.committing);
                 if !same || !ready {
                     return Err(moved());
                 }
@@ -166,7 +189,10 @@ impl Staging {
         }
         let look = |item: &Item| Look::at(&self.disk_path(&item.0), &mut |_| {}).ok();
         let before: Vec<_> = items.iter().map(look).collect();
-        let entries = items.iter().map(|(key, _)| (key.1.clone(), self.disk_path(key))).collect();
+        let entries = items
+            .iter()
+            .map(|(key, _)| (key.1.clone(), self.disk_path(key)))
+            .collect();
         let result = catch_unwind(AssertUnwindSafe(|| self.repo.commit(&branch, entries, message)))
             .unwrap_or_else(|_| Err(Error::new(Kind::Io, "the commit broke off by a fault in zspace")));
 
@@ -210,11 +236,17 @@ impl Staging {
     pub(super) fn failed(&self, key: &Key, error: &Error) -> Duration {
         let now = self.clock.now();
         let mut g = self.lock();
-        let Some(e) = g.entries.get_mut(key) else { return now + RETRY };
+        let Some(e) = g.entries.get_mut(key) else {
+            return now + RETRY;
+        };
         let times = e.failed.as_ref().map_or(0, |f| f.times);
         let retry = now + RETRY.saturating_mul(1 << times.min(10)).min(RETRY_LIMIT);
         log::warn!("{}: not committed: {error}", names::show(&path_of(key)));
-        e.failed = Some(Failure { reason: error.to_string(), retry, times: times + 1 });
+        e.failed = Some(Failure {
+            reason: error.to_string(),
+            retry,
+            times: times + 1,
+        });
         self.shared.wake.notify_all();
         retry
     }
@@ -225,13 +257,21 @@ impl Staging {
         let path = path_of(key);
         let mut g = self.lock();
         let touched = g.last_change(key) > started || g.writers(&path).next().is_some();
-        let Some(e) = g.entries.get_mut(key).filter(|e| !e.busy && matches!(e.mark, Mark::Dirty { .. })) else { return };
+        let Some(e) = g
+            .entries
+            .get_mut(key)
+            .filter(|e| !e.busy && matches!(e.mark, Mark::Dirty { .. }))
+        else {
+            return;
+        };
         if touched {
             e.published = Some((before.clone(), origin.clone()));
             return;
         }
         e.busy = true;
-        let mark = Mark::Committed { origin: origin.clone() };
+        let mark = Mark::Committed {
+            origin: origin.clone(),
+        };
         let done = MutexGuard::unlocked(&mut g, || {
             self.marks.write(&key.0, &key.1, &mark)?;
             self.trash(&path).inspect_err(|_| {
@@ -248,7 +288,11 @@ impl Staging {
                 Err(error) => {
                     log::warn!("{}: committed, but kept in staging: {error}", names::show(&path));
                     e.published = Some((before.clone(), origin.clone()));
-                    e.failed = Some(Failure { reason: error.to_string(), retry: now + RETRY, times: 1 });
+                    e.failed = Some(Failure {
+                        reason: error.to_string(),
+                        retry: now + RETRY,
+                        times: 1,
+                    });
                 }
             }
         }
@@ -285,11 +329,17 @@ impl Staging {
     /// for this entry meanwhile, and only for this one.
     pub(super) fn copy_up(&self, g: &mut Guard<'_>, key: &Key) -> Result<()> {
         let n = g.number();
-        let Some(e) = g.entries.get_mut(key) else { return Err(missing()) };
-        let Mark::Committed { origin } = e.mark.clone() else { return Ok(()) };
+        let Some(e) = g.entries.get_mut(key) else {
+            return Err(missing());
+        };
+        let Mark::Committed { origin } = e.mark.clone() else {
+            return Ok(());
+        };
         e.busy = true;
         let temp = self.dir.join("copy").join(n.to_string());
-        let dirty = Mark::Dirty { base: Some(origin.clone()) };
+        let dirty = Mark::Dirty {
+            base: Some(origin.clone()),
+        };
         let done = MutexGuard::unlocked(g, || {
             let version = self.version(&origin).ok_or_else(missing)?;
             copyup::export(self.repo.as_ref(), &version, &origin, &temp)?;
@@ -310,7 +360,12 @@ impl Staging {
             }
         }
         self.shared.wake.notify_all();
-        done.map_err(|e| e.context(format!("copy {} back from its version", names::show(&path_of(key)))))
+        done.map_err(|e| {
+            e.context(format!(
+                "copy {} back from its version",
+                names::show(&path_of(key))
+            ))
+        })
     }
 
     /// Copies up a directory whose removals have settled, to be committed without further ado.

@@ -21,7 +21,11 @@ pub fn export(repo: &dyn Repo, version: &Numbered, origin: &Origin, dest: &Path)
     let mut dirs: Vec<(PathBuf, Entry)> = Vec::new();
     let mut todo: Vec<(Vec<Vec<u8>>, Entry)> = vec![(Vec::new(), top)];
     while let Some((rel, entry)) = todo.pop() {
-        let to = if rel.is_empty() { dest.to_owned() } else { dest.join(names::join(&rel)) };
+        let to = if rel.is_empty() {
+            dest.to_owned()
+        } else {
+            dest.join(names::join(&rel))
+        };
         match &entry.kind {
             EntryKind::Dir { tree, .. } => {
                 fs::create_dir(&to).doing(|| format!("make {}", to.display()))?;
@@ -62,7 +66,11 @@ pub fn export(repo: &dyn Repo, version: &Numbered, origin: &Origin, dest: &Path)
 
 /// Makes an empty file that nobody else may read yet.
 fn create(path: &Path) -> Result<File> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
     file.doing(|| format!("create {}", path.display()))
 }
 
@@ -77,13 +85,17 @@ fn dress(path: &Path, file: &File, entry: &Entry) -> Result<()> {
     for (name, value) in &entry.xattrs {
         rustix::fs::fsetxattr(file, name.as_slice(), value, XattrFlags::empty()).doing(what)?;
     }
-    file.set_permissions(Permissions::from_mode(entry.mode)).doing(what)?;
+    file.set_permissions(Permissions::from_mode(entry.mode))
+        .doing(what)?;
     set_times(path, entry)
 }
 
 fn set_times(path: &Path, entry: &Entry) -> Result<()> {
     let time = timespec(entry.mtime);
-    let times = Timestamps { last_access: time, last_modification: time };
+    let times = Timestamps {
+        last_access: time,
+        last_modification: time,
+    };
     rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
         .map_err(|e| Error::io(format!("set the times of {}", path.display()), e.into()))
 }

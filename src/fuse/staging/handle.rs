@@ -6,8 +6,8 @@ use super::ops::{SetAttr, apply_to_fd};
 use super::{Staging, torn};
 use crate::error::{Error, IoContext, Result};
 use crate::fuse::attr::Attr;
-use rustix::fs::{FallocateFlags, SeekFrom};
 use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, SeekFrom};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -72,7 +72,11 @@ impl Handle {
 
     /// fsync or fdatasync of the backing file.
     pub fn fsync(&self, datasync: bool) -> Result<()> {
-        let done = if datasync { self.file.sync_data() } else { self.file.sync_all() };
+        let done = if datasync {
+            self.file.sync_data()
+        } else {
+            self.file.sync_all()
+        };
         if let Err(e) = &done {
             self.suspect(format!("fsync of it failed: {e}"));
         }
@@ -81,7 +85,9 @@ impl Handle {
 
     /// Attributes, also of a file that has no name any more.
     pub fn attr(&self) -> Result<Attr> {
-        Ok(attr_of(&rustix::fs::fstat(&self.file).doing(|| "stat staged file".into())?))
+        Ok(attr_of(
+            &rustix::fs::fstat(&self.file).doing(|| "stat staged file".into())?,
+        ))
     }
 
     /// Changes attributes through the handle.
@@ -107,7 +113,8 @@ impl Handle {
     /// fallocate(2) with its mode bits.
     pub fn fallocate(&self, mode: i32, offset: u64, len: u64) -> Result<()> {
         self.touch();
-        let mode = FallocateFlags::from_bits(mode as u32).ok_or_else(|| errno(libc::EOPNOTSUPP, "fallocate mode"))?;
+        let mode = FallocateFlags::from_bits(mode as u32)
+            .ok_or_else(|| errno(libc::EOPNOTSUPP, "fallocate mode"))?;
         rustix::fs::fallocate(&self.file, mode, offset, len).doing(|| "fallocate staged file".into())
     }
 
@@ -135,14 +142,17 @@ impl Handle {
     fn touch(&self) {
         self.wrote.store(true, Ordering::Release);
         self.quiet.store(false, Ordering::Release);
-        self.tick.store(self.staging.clock.now().as_millis() as u64, Ordering::Relaxed);
+        self.tick
+            .store(self.staging.clock.now().as_millis() as u64, Ordering::Relaxed);
     }
 
     /// Puts a suspicion on record, unless there is an older one.
     fn suspect(&self, why: String) -> bool {
         let Some(id) = self.writer else { return false };
         let mut g = self.staging.lock();
-        let Some(path) = g.opens.get(&id).and_then(|o| o.path.clone()) else { return false };
+        let Some(path) = g.opens.get(&id).and_then(|o| o.path.clone()) else {
+            return false;
+        };
         let new = !g.suspects.contains_key(&path);
         g.suspects.entry(path).or_insert(why);
         new
@@ -164,7 +174,9 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let Some(id) = self.writer else { return };
         let mut g = self.staging.lock();
-        let Some(path) = g.opens.remove(&id).and_then(|o| o.path) else { return };
+        let Some(path) = g.opens.remove(&id).and_then(|o| o.path) else {
+            return;
+        };
         let closed = g.number();
         g.touch(&path, self.staging.clock.now());
         if let Some(e) = super::key_of(&path).and_then(|key| g.entries.get_mut(&key)) {

@@ -23,7 +23,11 @@ pub struct Origin {
 impl Origin {
     /// All of the entry `name` of a version.
     pub fn new(version: VersionId, name: &[u8]) -> Self {
-        Origin { version, name: name.to_vec(), gone: BTreeSet::new() }
+        Origin {
+            version,
+            name: name.to_vec(),
+            gone: BTreeSet::new(),
+        }
     }
 
     /// Whether the path below the entry, or a directory above it, was removed.
@@ -73,7 +77,11 @@ pub struct Marks {
 impl Marks {
     /// Marks below `state`; new ones are written in `scratch` first, which is emptied at every start.
     pub fn new(state: PathBuf, scratch: PathBuf) -> Self {
-        Marks { state, scratch, next: AtomicU64::new(0) }
+        Marks {
+            state,
+            scratch,
+            next: AtomicU64::new(0),
+        }
     }
 
     fn file(&self, branch: &str, entry: &[u8]) -> PathBuf {
@@ -93,7 +101,9 @@ impl Marks {
             fs::create_dir_all(&dir).doing(|| format!("make {}", dir.display()))?;
             sync_dir(&self.state)?;
         }
-        let temp = self.scratch.join(format!("mark-{}", self.next.fetch_add(1, Ordering::Relaxed)));
+        let temp = self
+            .scratch
+            .join(format!("mark-{}", self.next.fetch_add(1, Ordering::Relaxed)));
         let to = self.file(branch, entry);
         let done = File::create(&temp)
             .and_then(|mut f| {
@@ -113,14 +123,17 @@ impl Marks {
         let to = self.file(branch, entry);
         let line = line(&gone_text(path));
         let file = OpenOptions::new().append(true).open(&to);
-        file.and_then(|mut f| f.write_all(line.as_bytes())).doing(|| format!("write mark {}", to.display()))
+        file.and_then(|mut f| f.write_all(line.as_bytes()))
+            .doing(|| format!("write mark {}", to.display()))
     }
 
     /// Forgets an entry.
     pub fn remove(&self, branch: &str, entry: &[u8]) -> Result<()> {
         let file = self.file(branch, entry);
         match fs::remove_file(&file) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(format!("remove {}", file.display()), e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io(format!("remove {}", file.display()), e))
+            }
             _ => Ok(()),
         }
     }
@@ -137,11 +150,15 @@ impl Marks {
     pub fn of_branch(&self, branch: &str) -> Result<Vec<(Vec<u8>, Mark)>> {
         let mut out = Vec::new();
         for name in list(&self.state.join(branch))? {
-            let Some(text) = read(&self.state.join(branch).join(&name))? else { continue };
+            let Some(text) = read(&self.state.join(branch).join(&name))? else {
+                continue;
+            };
             match decode(&text) {
                 Some(found) => out.push(found),
                 None => {
-                    log::warn!("the mark staging/state/{branch}/{name} is damaged: its entry waits for `zspace commit`");
+                    log::warn!(
+                        "the mark staging/state/{branch}/{name} is damaged: its entry waits for `zspace commit`"
+                    );
                     let entry = names::decode(&name).filter(|_| !name.starts_with('~'));
                     out.extend(entry.map(|e| (e, Mark::NEW)));
                 }
@@ -180,7 +197,9 @@ fn read(file: &Path) -> Result<Option<String>> {
 
 /// Makes the names in a directory durable.
 pub fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|d| d.sync_all()).doing(|| format!("fsync directory {}", dir.display()))
+    File::open(dir)
+        .and_then(|d| d.sync_all())
+        .doing(|| format!("fsync directory {}", dir.display()))
 }
 
 fn line(text: &str) -> String {
@@ -188,8 +207,7 @@ fn line(text: &str) -> String {
 }
 
 fn gone_text(path: &names::Path) -> String {
-    let parts: Vec<_> = path.iter().map(|c| names::encode(c)).collect();
-    format!("gone {}", parts.join("/"))
+    format!("gone {}", names::path_text(path))
 }
 
 fn encode(entry: &[u8], mark: &Mark) -> String {
@@ -198,8 +216,14 @@ fn encode(entry: &[u8], mark: &Mark) -> String {
         Mark::Dirty { .. } => "dirty",
         Mark::Committed { .. } => "committed",
     };
-    let Some(origin) = mark.origin() else { return line(&format!("{head} {words}")) };
-    let mut out = line(&format!("{head} {words} {} {}", origin.version, names::encode(&origin.name)));
+    let Some(origin) = mark.origin() else {
+        return line(&format!("{head} {words}"));
+    };
+    let mut out = line(&format!(
+        "{head} {words} {} {}",
+        origin.version,
+        names::encode(&origin.name)
+    ));
     for path in &origin.gone {
         out.push_str(&line(&gone_text(path)));
     }
@@ -219,12 +243,18 @@ fn decode(text: &str) -> Option<(Vec<u8>, Mark)> {
         // A torn last line is a removal that did not happen.
         let gone = lines
             .by_ref()
-            .map_while(|l| l?.strip_prefix("gone ")?.split('/').map(names::decode).collect::<Option<Vec<_>>>());
-        Some(Origin { version: words.get(2)?.parse().ok()?, name: names::decode(words.get(3)?)?, gone: gone.collect() })
+            .map_while(|l| names::text_path(l?.strip_prefix("gone ")?));
+        Some(Origin {
+            version: words.get(2)?.parse().ok()?,
+            name: names::decode(words.get(3)?)?,
+            gone: gone.collect(),
+        })
     };
     let mark = match (*words.get(1)?, words.len()) {
         ("dirty", 2) => Mark::NEW,
-        ("dirty", 4) => Mark::Dirty { base: Some(origin()?) },
+        ("dirty", 4) => Mark::Dirty {
+            base: Some(origin()?),
+        },
         ("committed", 4) => Mark::Committed { origin: origin()? },
         _ => return None,
     };
@@ -243,13 +273,21 @@ mod tests {
     use proptest::prelude::*;
 
     fn name() -> impl Strategy<Value = Vec<u8>> {
-        proptest::collection::vec(any::<u8>().prop_filter("no slash or NUL", |b| *b != 0 && *b != b'/'), 3..255)
+        proptest::collection::vec(
+            any::<u8>().prop_filter("no slash or NUL", |b| *b != 0 && *b != b'/'),
+            3..255,
+        )
     }
 
     fn mark() -> impl Strategy<Value = Mark> {
         let gone = proptest::collection::btree_set(proptest::collection::vec(name(), 1..4), 0..4);
         let origin = (any::<[u8; 32]>(), name(), gone)
-            .prop_map(|(v, name, gone)| Origin { version: VersionId(v), name, gone });
+            .prop_map(|(v, name, gone)| Origin {
+                version: VersionId(v),
+                name,
+                gone,
+            })
+            .boxed();
         prop_oneof![
             proptest::option::of(origin.clone()).prop_map(|base| Mark::Dirty { base }),
             origin.prop_map(|origin| Mark::Committed { origin }),
@@ -301,12 +339,25 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let marks = Marks::new(dir.path().join("state"), dir.path().to_owned());
         let origin = Origin::new(VersionId([3; 32]), b"d");
-        marks.write("main", b"d", &Mark::Committed { origin: origin.clone() }).unwrap();
+        marks
+            .write(
+                "main",
+                b"d",
+                &Mark::Committed {
+                    origin: origin.clone(),
+                },
+            )
+            .unwrap();
         let path = vec![b"a b".to_vec(), b"\xff/".to_vec()];
         marks.append_gone("main", b"d", &path).unwrap();
         let file = dir.path().join("state/main/d");
         let whole = fs::read(&file).unwrap();
-        let want = Some(Mark::Committed { origin: Origin { gone: [path].into(), ..origin.clone() } });
+        let want = Some(Mark::Committed {
+            origin: Origin {
+                gone: [path].into(),
+                ..origin.clone()
+            },
+        });
         assert_eq!(marks.load("main", b"d").unwrap(), want);
         fs::write(&file, &whole[..whole.len() - 1]).unwrap();
         let want = Some(Mark::Committed { origin });

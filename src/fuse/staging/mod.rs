@@ -23,6 +23,7 @@ mod torn;
 mod tests;
 
 pub use handle::Handle;
+pub use names::{path_text, text_path};
 pub use ops::{SetAttr, SetTime};
 pub use status::{EntryStatus, State, Status};
 
@@ -53,7 +54,10 @@ pub struct Settle {
 
 impl Default for Settle {
     fn default() -> Self {
-        Settle { files: Duration::from_secs(2), dirs: Duration::from_secs(10) }
+        Settle {
+            files: Duration::from_secs(2),
+            dirs: Duration::from_secs(10),
+        }
     }
 }
 
@@ -126,7 +130,9 @@ impl Staging {
     }
 
     fn backing(&self) -> Result<&Backing> {
-        self.backing.as_ref().ok_or_else(|| Error::new(Kind::NotFound, "the store has no staging area yet"))
+        self.backing
+            .as_ref()
+            .ok_or_else(|| Error::new(Kind::NotFound, "the store has no staging area yet"))
     }
 
     /// Where `path` is served from; `NotFound` if there is nothing.
@@ -205,13 +211,23 @@ impl Staging {
 
     fn attr_in(&self, g: &Inner, path: &names::Path) -> Result<Attr> {
         match self.locate_in(g, path)? {
-            Located::Version { version, path } => {
-                Ok(version_attr(&find(self.repo.as_ref(), &version, &path)?, version.version.time))
-            }
+            Located::Version { version, path } => Ok(version_attr(
+                &find(self.repo.as_ref(), &version, &path)?,
+                version.version.time,
+            )),
             Located::Root if self.backing.is_none() => {
-                let kind = EntryKind::Dir { tree: crate::id::NodeId([0; 32]), len: 0 };
+                let kind = EntryKind::Dir {
+                    tree: crate::id::NodeId([0; 32]),
+                    len: 0,
+                };
                 let time = crate::store::Timestamp::default();
-                let root = Entry { name: Vec::new(), mode: 0o555, mtime: time, xattrs: Vec::new(), kind };
+                let root = Entry {
+                    name: Vec::new(),
+                    mode: 0o555,
+                    mtime: time,
+                    xattrs: Vec::new(),
+                    kind,
+                };
                 Ok(version_attr(&root, time))
             }
             Located::Root => self.stat_or_root(&[]),
@@ -240,17 +256,25 @@ impl Staging {
         match self.locate_in(g, path)? {
             Located::Root => {
                 self.repo.refresh()?;
-                let mut all: Vec<Vec<u8>> = self.repo.branches().into_iter().map(String::into_bytes).collect();
+                let mut all: Vec<Vec<u8>> =
+                    self.repo.branches().into_iter().map(String::into_bytes).collect();
                 if let Some(b) = &self.backing {
                     all.extend(b.list(&[])?.into_iter().map(|(name, _)| name));
                 }
                 all.sort();
                 all.dedup();
-                Ok(all.into_iter().filter(|n| self.branch(n).is_some()).map(|n| (n, FileKind::Dir)).collect())
+                Ok(all
+                    .into_iter()
+                    .filter(|n| self.branch(n).is_some())
+                    .map(|n| (n, FileKind::Dir))
+                    .collect())
             }
             Located::Branch(branch) => self.list_branch(g, &branch),
             Located::Disk(_) => self.backing()?.list(path),
-            Located::Version { version, path: inside } => {
+            Located::Version {
+                version,
+                path: inside,
+            } => {
                 let EntryKind::Dir { tree, .. } = find(self.repo.as_ref(), &version, &inside)?.kind else {
                     return Err(errno(libc::ENOTDIR, "not a directory"));
                 };
@@ -258,7 +282,9 @@ impl Staging {
                 let mark = key_of(path).map_or(Ok(None), |key| self.mark_of(g, &key))?;
                 let gone = mark.as_ref().and_then(Mark::origin).map(|o| &o.gone);
                 let shown = tree.entries().iter().filter(|e| {
-                    gone.is_none_or(|g| g.is_empty() || !g.contains(&[&path[2..], &[e.name.clone()]].concat()))
+                    gone.is_none_or(|g| {
+                        g.is_empty() || !g.contains(&[&path[2..], &[e.name.clone()]].concat())
+                    })
                 });
                 Ok(shown.map(|e| (e.name.clone(), kind_of_entry(e))).collect())
             }
@@ -283,7 +309,9 @@ impl Staging {
             if matches!(mark, Mark::Dirty { .. }) && all.contains_key(&name) {
                 continue;
             }
-            let entry = self.version(origin).map(|v| find(self.repo.as_ref(), &v, &[origin.name.clone()]));
+            let entry = self
+                .version(origin)
+                .map(|v| find(self.repo.as_ref(), &v, &[origin.name.clone()]));
             match entry {
                 Some(Ok(e)) => all.insert(name, kind_of_entry(&e)),
                 _ => all.remove(&name),

@@ -10,9 +10,13 @@ pub type Path = [Vec<u8>];
 /// Refuses what is no file name, so that a path can never lead out of the staging tree.
 pub fn check(path: &Path) -> Result<()> {
     for name in path {
-        let bad = name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0);
+        let bad =
+            name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0);
         if bad {
-            return Err(Error::new(Kind::Usage, format!("{:?} is no file name", String::from_utf8_lossy(name))));
+            return Err(Error::new(
+                Kind::Usage,
+                format!("{:?} is no file name", String::from_utf8_lossy(name)),
+            ));
         }
         if name.len() > 255 {
             return Err(errno(libc::ENAMETOOLONG, "name of more than 255 bytes"));
@@ -33,7 +37,10 @@ pub fn unfinished(name: &[u8]) -> bool {
 
 /// The same for a name inside an entry, where dotfiles are content.
 pub fn unfinished_inside(name: &[u8]) -> bool {
-    name.starts_with(b"tmp-") || [&b".tmp"[..], b".part", b".incomplete"].iter().any(|s| name.ends_with(s))
+    name.starts_with(b"tmp-")
+        || [&b".tmp"[..], b".part", b".incomplete"]
+            .iter()
+            .any(|s| name.ends_with(s))
 }
 
 /// The name that unfinished work probably gets in the end: `model.pt.part` and rsync's `.model.pt.Ab12Cd` mean `model.pt`.
@@ -46,13 +53,24 @@ pub fn intended(name: &[u8]) -> &[u8] {
         };
     }
     let name = name.strip_prefix(b"tmp-").unwrap_or(name);
-    [&b".tmp"[..], b".part", b".incomplete"].iter().find_map(|s| name.strip_suffix(*s)).unwrap_or(name)
+    [&b".tmp"[..], b".part", b".incomplete"]
+        .iter()
+        .find_map(|s| name.strip_suffix(*s))
+        .unwrap_or(name)
 }
 
 /// Whether a file of this name may hold tensors; decides only what others wait for while it is being written.
 pub fn looks_like_tensors(name: &[u8]) -> bool {
     const ENDINGS: [&[u8]; 9] = [
-        b".safetensors", b".pt", b".pth", b".bin", b".ckpt", b".npy", b".npz", b".distcp", b".gguf",
+        b".safetensors",
+        b".pt",
+        b".pth",
+        b".bin",
+        b".ckpt",
+        b".npy",
+        b".npz",
+        b".distcp",
+        b".gguf",
     ];
     ENDINGS.iter().any(|e| name.ends_with(e))
 }
@@ -98,6 +116,16 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
     Some(out)
 }
 
+/// A path as requests spell it: names encoded, joined by slashes.
+pub fn path_text(path: &Path) -> String {
+    path.iter().map(|c| encode(c)).collect::<Vec<_>>().join("/")
+}
+
+/// The inverse of [`path_text`]. Bytes that need no escape may stand for themselves.
+pub fn text_path(text: &str) -> Option<Vec<Vec<u8>>> {
+    text.split('/').map(decode).collect()
+}
+
 /// Components as one relative path.
 pub fn join(path: &Path) -> std::path::PathBuf {
     path.iter().map(|c| OsStr::from_bytes(c)).collect()
@@ -129,10 +157,25 @@ mod tests {
 
     #[test]
     fn unfinished_work_is_known_by_its_name() {
-        for name in ["a.tmp", "m.pt.part", "x.incomplete", "tmp-checkpoint-5", ".model.pt.Ab12Cd", ".hidden"] {
+        for name in [
+            "a.tmp",
+            "m.pt.part",
+            "x.incomplete",
+            "tmp-checkpoint-5",
+            ".model.pt.Ab12Cd",
+            ".hidden",
+        ] {
             assert!(unfinished(name.as_bytes()), "{name}");
         }
-        for name in ["model.pt", "tmp", "tmpfile", "a.tmp.pt", "part", "checkpoint-5", "incomplete"] {
+        for name in [
+            "model.pt",
+            "tmp",
+            "tmpfile",
+            "a.tmp.pt",
+            "part",
+            "checkpoint-5",
+            "incomplete",
+        ] {
             assert!(!unfinished(name.as_bytes()), "{name}");
         }
         assert!(!unfinished_inside(b".metadata"));
@@ -142,15 +185,26 @@ mod tests {
     #[test]
     fn shards_are_known_by_their_names() {
         let set = |n: &str| shard_set(n.as_bytes());
-        assert_eq!(set("model-00001-of-00003.safetensors"), set("model-00003-of-00003.safetensors"));
-        assert_ne!(set("model-00001-of-00003.safetensors"), set("model-00001-of-00004.safetensors"));
+        assert_eq!(
+            set("model-00001-of-00003.safetensors"),
+            set("model-00003-of-00003.safetensors")
+        );
+        assert_ne!(
+            set("model-00001-of-00003.safetensors"),
+            set("model-00001-of-00004.safetensors")
+        );
         assert!(set("model.safetensors").is_none() && set("best-of-7.pt").is_none() && set("-of-").is_none());
     }
 
     #[test]
     fn paths_never_lead_out() {
         for bad in ["", ".", "..", "a/b", "a\0b"] {
-            assert_eq!(check(&[b"main".to_vec(), bad.as_bytes().to_vec()]).unwrap_err().errno(), libc::EINVAL);
+            assert_eq!(
+                check(&[b"main".to_vec(), bad.as_bytes().to_vec()])
+                    .unwrap_err()
+                    .errno(),
+                libc::EINVAL
+            );
         }
         assert_eq!(check(&[vec![b'x'; 256]]).unwrap_err().errno(), libc::ENAMETOOLONG);
         assert!(check(&[b"main".to_vec(), vec![0xff; 255]]).is_ok());

@@ -49,11 +49,20 @@ pub struct SetAttr {
 impl SetAttr {
     fn times(&self) -> Option<Timestamps> {
         let spec = |t: Option<SetTime>| match t {
-            None => Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT },
-            Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW },
+            None => Timespec {
+                tv_sec: 0,
+                tv_nsec: rustix::fs::UTIME_OMIT,
+            },
+            Some(SetTime::Now) => Timespec {
+                tv_sec: 0,
+                tv_nsec: rustix::fs::UTIME_NOW,
+            },
             Some(SetTime::At(t)) => timespec(t),
         };
-        let times = Timestamps { last_access: spec(self.atime), last_modification: spec(self.mtime) };
+        let times = Timestamps {
+            last_access: spec(self.atime),
+            last_modification: spec(self.mtime),
+        };
         (self.atime.is_some() || self.mtime.is_some()).then_some(times)
     }
 
@@ -70,7 +79,8 @@ pub(super) fn apply_to_fd(file: &File, change: &SetAttr) -> Result<()> {
         rustix::fs::fchown(file, uid, gid).doing(what)?;
     }
     if let Some(mode) = change.mode {
-        file.set_permissions(Permissions::from_mode(mode & 0o7777)).doing(what)?;
+        file.set_permissions(Permissions::from_mode(mode & 0o7777))
+            .doing(what)?;
     }
     if let Some(times) = change.times() {
         rustix::fs::futimens(file, &times).doing(what)?;
@@ -93,10 +103,16 @@ type Before = Option<(Key, Option<Mark>)>;
 impl Staging {
     fn check_writable(&self, g: &Guard<'_>) -> Result<()> {
         if !self.is_owner() {
-            return Err(Error::new(Kind::ReadOnly, "another mount owns the staging area of this store"));
+            return Err(Error::new(
+                Kind::ReadOnly,
+                "another mount owns the staging area of this store",
+            ));
         }
         if g.frozen {
-            return Err(Error::new(Kind::ReadOnly, "the mount is ending: nothing new is taken in"));
+            return Err(Error::new(
+                Kind::ReadOnly,
+                "the mount is ending: nothing new is taken in",
+            ));
         }
         Ok(())
     }
@@ -121,9 +137,14 @@ impl Staging {
             Some(Mark::Dirty { .. }) => return Ok(Some((key, before))),
             Some(Mark::Committed { .. }) if need == Need::Whole => {
                 self.copy_up(g, &key)?;
-                return Ok(Some((key, g.entries.get(&path_key(path)).map(|e| e.mark.clone()))));
+                return Ok(Some((
+                    key,
+                    g.entries.get(&path_key(path)).map(|e| e.mark.clone()),
+                )));
             }
-            Some(Mark::Committed { origin }) => Mark::Dirty { base: Some(origin.clone()) },
+            Some(Mark::Committed { origin }) => Mark::Dirty {
+                base: Some(origin.clone()),
+            },
             None => Mark::NEW,
         };
         self.marks.write(&key.0, &key.1, &mark)?;
@@ -174,7 +195,11 @@ impl Staging {
         let mut g = self.lock();
         self.check_writable(&g)?;
         self.free(&mut g, path)?;
-        let need = if path.len() == 2 { Need::Nothing } else { Need::Whole };
+        let need = if path.len() == 2 {
+            Need::Nothing
+        } else {
+            Need::Whole
+        };
         self.change(&mut g, path, need, |b, g| {
             work(b)?;
             g.clear(path);
@@ -213,16 +238,36 @@ impl Staging {
         self.wake(g);
     }
 
-    fn handle(self: &Arc<Self>, g: &mut Guard<'_>, file: File, writer: Option<&names::Path>, fresh: bool) -> Handle {
+    fn handle(
+        self: &Arc<Self>,
+        g: &mut Guard<'_>,
+        file: File,
+        writer: Option<&names::Path>,
+        fresh: bool,
+    ) -> Handle {
         let tick = Arc::new(AtomicU64::new(self.clock.now().as_millis() as u64));
         let writer = writer.map(|path| {
             let id = g.number();
-            g.opens.insert(id, Open { path: Some(path.to_vec()), tick: tick.clone() });
+            g.opens.insert(
+                id,
+                Open {
+                    path: Some(path.to_vec()),
+                    tick: tick.clone(),
+                },
+            );
             id
         });
         let staging = self.clone();
         let (wrote, killed, quiet) = (AtomicBool::new(fresh), Mutex::new(None), AtomicBool::new(false));
-        Handle { staging, file, writer, tick, wrote, killed, quiet }
+        Handle {
+            staging,
+            file,
+            writer,
+            tick,
+            wrote,
+            killed,
+            quiet,
+        }
     }
 
     /// Opens a staged file with the flags of open(2). Opening a committed file for writing brings its entry back to disk,
@@ -247,7 +292,10 @@ impl Staging {
         }
         let file = match at {
             Located::Branch(_) | Located::Root => return Err(errno(libc::EISDIR, "a directory")),
-            Located::Version { version, path: inside } if truncate && path.len() == 2 => {
+            Located::Version {
+                version,
+                path: inside,
+            } if truncate && path.len() == 2 => {
                 let entry = find(self.repo.as_ref(), &version, &inside)?;
                 if !matches!(entry.kind, EntryKind::File { .. }) {
                     return Err(errno(libc::EISDIR, "no regular file"));
@@ -286,10 +334,15 @@ impl Staging {
         let mut file = None;
         let attr = self.make(path, |b| {
             let access = open_flags(flags & libc::O_ACCMODE | flags & (libc::O_SYNC | libc::O_DSYNC));
-            let fd = b.open_at(path, access | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR)?;
+            let fd = b.open_at(
+                path,
+                access | OFlags::CREATE | OFlags::EXCL,
+                Mode::RUSR | Mode::WUSR,
+            )?;
             let new = File::from(fd);
             own(b, path, uid, gid)?;
-            new.set_permissions(Permissions::from_mode(mode & !umask & 0o7777)).doing(|| "set the mode".into())?;
+            new.set_permissions(Permissions::from_mode(mode & !umask & 0o7777))
+                .doing(|| "set the mode".into())?;
             file = Some(new);
             Ok(())
         })?;
@@ -317,9 +370,13 @@ impl Staging {
     fn make_branch(&self, name: &[u8]) -> Result<Attr> {
         let g = self.lock();
         self.check_writable(&g)?;
-        let text = std::str::from_utf8(name).map_err(|_| errno(libc::EINVAL, "a branch is named in ASCII"))?;
+        let text =
+            std::str::from_utf8(name).map_err(|_| errno(libc::EINVAL, "a branch is named in ASCII"))?;
         if self.branch(name).is_some() {
-            return Err(Error::new(Kind::Exists, format!("there is a branch {text:?} already")));
+            return Err(Error::new(
+                Kind::Exists,
+                format!("there is a branch {text:?} already"),
+            ));
         }
         if !self.repo.branches().iter().any(|b| b == text) {
             self.repo.make_branch(text)?;
@@ -330,7 +387,15 @@ impl Staging {
     }
 
     /// Makes a regular file, a FIFO or a socket; devices are EPERM.
-    pub fn mknod(&self, path: &[Vec<u8>], kind: FileKind, mode: u32, umask: u32, uid: u32, gid: u32) -> Result<Attr> {
+    pub fn mknod(
+        &self,
+        path: &[Vec<u8>],
+        kind: FileKind,
+        mode: u32,
+        umask: u32,
+        uid: u32,
+        gid: u32,
+    ) -> Result<Attr> {
         let file_type = match kind {
             FileKind::File => FileType::RegularFile,
             FileKind::Fifo => FileType::Fifo,
@@ -390,7 +455,9 @@ impl Staging {
             Located::Disk(_) => {
                 let (dir, name) = self.backing()?.parent(path)?;
                 let target = rustix::fs::readlinkat(&dir, name, Vec::new());
-                Ok(target.doing(|| format!("read link {}", names::show(path)))?.into_bytes())
+                Ok(target
+                    .doing(|| format!("read link {}", names::show(path)))?
+                    .into_bytes())
             }
             Located::Branch(_) | Located::Root => Err(errno(libc::EINVAL, "no symbolic link")),
         }
@@ -415,7 +482,10 @@ impl Staging {
             Located::Root => Err(errno(libc::EBUSY, "staging itself")),
             Located::Branch(_) if !dir => Err(errno(libc::EISDIR, "a branch")),
             Located::Branch(branch) => self.put_away(&g, &branch),
-            Located::Version { version, path: inside } => {
+            Located::Version {
+                version,
+                path: inside,
+            } => {
                 let entry = find(self.repo.as_ref(), &version, &inside)?;
                 match (dir, matches!(entry.kind, EntryKind::Dir { .. })) {
                     (true, false) => return Err(errno(libc::ENOTDIR, "not a directory")),
@@ -432,7 +502,8 @@ impl Staging {
                 self.change(&mut g, path, Need::Whole, |b, g| {
                     let (parent, name) = b.parent(path)?;
                     let flags = if dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-                    rustix::fs::unlinkat(&parent, name, flags).doing(|| format!("remove {}", names::show(path)))?;
+                    rustix::fs::unlinkat(&parent, name, flags)
+                        .doing(|| format!("remove {}", names::show(path)))?;
                     g.orphan(path);
                     g.clear(path);
                     Ok(())
@@ -482,7 +553,9 @@ impl Staging {
         std::fs::write(&mark, b"").doing(|| format!("write {}", mark.display()))?;
         let dir = self.dir.join("tree").join(branch);
         match std::fs::remove_dir(&dir) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(format!("remove {}", dir.display()), e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io(format!("remove {}", dir.display()), e))
+            }
             _ => Ok(()),
         }
     }
@@ -495,7 +568,10 @@ impl Staging {
         let flags = RenameFlags::from_bits(flags).filter(|f| known.contains(*f));
         let flags = flags.ok_or_else(|| errno(libc::EINVAL, "rename flags"))?;
         if from.len() < 2 || to.len() < 2 {
-            return Err(errno(libc::EPERM, "branches are not renamed, and only branches lie directly in staging"));
+            return Err(errno(
+                libc::EPERM,
+                "branches are not renamed, and only branches lie directly in staging",
+            ));
         }
         let mut g = self.lock();
         self.check_writable(&g)?;
@@ -520,7 +596,11 @@ impl Staging {
         if from == to {
             return Ok(());
         }
-        let need = if to.len() == 2 && !exchange { Need::Nothing } else { Need::Whole };
+        let need = if to.len() == 2 && !exchange {
+            Need::Nothing
+        } else {
+            Need::Whole
+        };
         let source_before = self.begin(&mut g, from, Need::Whole)?;
         let done = self.change(&mut g, to, need, |b, _| {
             let ((from_dir, from_name), (to_dir, to_name)) = (b.parent(from)?, b.parent(to)?);
@@ -538,14 +618,21 @@ impl Staging {
         match (is_dir(from)?, is_dir(to)?) {
             (true, false) => Err(errno(libc::ENOTDIR, "not a directory")),
             (false, true) => Err(errno(libc::EISDIR, "a directory")),
-            (true, true) if !self.list_in(g, to)?.is_empty() => Err(errno(libc::ENOTEMPTY, "directory not empty")),
+            (true, true) if !self.list_in(g, to)?.is_empty() => {
+                Err(errno(libc::ENOTEMPTY, "directory not empty"))
+            }
             _ => Ok(()),
         }
     }
 
     fn renamed(&self, g: &mut Guard<'_>, from: &names::Path, to: &names::Path, exchange: bool) {
         // Renaming one hard link of a file over another does nothing at all.
-        if !exchange && self.backing().and_then(|b| b.stat(from)).is_ok_and(|s| s.is_some()) {
+        if !exchange
+            && self
+                .backing()
+                .and_then(|b| b.stat(from))
+                .is_ok_and(|s| s.is_some())
+        {
             return;
         }
         if !exchange {
@@ -556,9 +643,10 @@ impl Staging {
         if from.len() == 2 && !exchange {
             self.forget_name(g, &path_key(from));
         }
-        let is_dir = self.backing().and_then(|b| b.stat(to)).is_ok_and(|s| {
-            s.is_some_and(|s| kind_of(s.st_mode) == FileKind::Dir)
-        });
+        let is_dir = self
+            .backing()
+            .and_then(|b| b.stat(to))
+            .is_ok_and(|s| s.is_some_and(|s| kind_of(s.st_mode) == FileKind::Dir));
         let whole = from.len() == 2 && names::unfinished(&from[1]) || from[0] != to[0];
         let closed = g.number();
         if let Some(e) = g.entries.get_mut(&path_key(to)).filter(|_| to.len() == 2) {
@@ -592,7 +680,10 @@ impl Staging {
                 self.branch_dir(&branch)?;
                 apply(self.backing()?)
             }
-            Located::Version { version, path: inside } => {
+            Located::Version {
+                version,
+                path: inside,
+            } => {
                 let entry = find(self.repo.as_ref(), &version, &inside)?;
                 // Owner and access time are not kept by a version.
                 let mtime = |t| matches!(t, SetTime::At(t) if t == entry.mtime);
@@ -640,7 +731,8 @@ impl Staging {
             at => at?,
         };
         let mut list = vec![0; 64 << 10];
-        let n = rustix::fs::llistxattr(at.1, &mut list).doing(|| format!("list attributes of {}", names::show(path)))?;
+        let n = rustix::fs::llistxattr(at.1, &mut list)
+            .doing(|| format!("list attributes of {}", names::show(path)))?;
         let all = list[..n].split(|b| *b == 0).filter(|n| n.starts_with(b"user."));
         Ok(all.map(<[u8]>::to_vec).collect())
     }
@@ -693,7 +785,8 @@ impl Staging {
         }
         self.change(&mut g, path, Need::Whole, |b, _| {
             let (dir, last) = b.parent(path)?;
-            work(&Backing::proc_path(&dir, last)).doing(|| format!("set an attribute of {}", names::show(path)))
+            work(&Backing::proc_path(&dir, last))
+                .doing(|| format!("set an attribute of {}", names::show(path)))
         })
     }
 
@@ -703,9 +796,15 @@ impl Staging {
         let open = match self.locate(path)? {
             Located::Version { .. } => return Ok(()),
             Located::Branch(_) if self.backing()?.stat(path)?.is_none() => return Ok(()),
-            _ => self.backing()?.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?,
+            _ => self
+                .backing()?
+                .open_at(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?,
         };
-        let done = if datasync { rustix::fs::fdatasync(&open) } else { rustix::fs::fsync(&open) };
+        let done = if datasync {
+            rustix::fs::fdatasync(&open)
+        } else {
+            rustix::fs::fsync(&open)
+        };
         done.doing(|| format!("fsync {}", names::show(path)))
     }
 }
@@ -738,8 +837,14 @@ fn own(b: &Backing, path: &names::Path, uid: u32, gid: u32) -> Result<()> {
     let (dir, name) = b.parent(path)?;
     let inherits = rustix::fs::fstat(&dir).is_ok_and(|s| s.st_mode & libc::S_ISGID != 0);
     let group = (!inherits).then(|| Gid::from_raw(gid));
-    rustix::fs::chownat(&dir, name, Some(Uid::from_raw(uid)), group, AtFlags::SYMLINK_NOFOLLOW)
-        .doing(|| format!("set the owner of {}", names::show(path)))
+    rustix::fs::chownat(
+        &dir,
+        name,
+        Some(Uid::from_raw(uid)),
+        group,
+        AtFlags::SYMLINK_NOFOLLOW,
+    )
+    .doing(|| format!("set the owner of {}", names::show(path)))
 }
 
 fn set_mode(b: &Backing, path: &names::Path, mode: u32) -> Result<()> {

@@ -55,16 +55,25 @@ pub fn divide(group: &[Member]) -> Division {
     let mut order: Vec<usize> = (0..group.len()).collect();
     order.sort_by(|a, b| (group[*a].closed, &group[*a].name).cmp(&(group[*b].closed, &group[*b].name)));
     let named = |s: &Vec<u8>| group.iter().any(|m| m.name == *s);
-    let linked = group.iter().any(|m| m.shards.as_ref().is_some_and(|s| s.iter().any(named)));
+    let linked = group
+        .iter()
+        .any(|m| m.shards.as_ref().is_some_and(|s| s.iter().any(named)));
     let holding = order.iter().filter(|i| group[**i].counts_as_tensors()).count();
 
     let mut out = Division::default();
     let torn = |i: &usize| group[*i].torn.clone();
-    let with = |i: usize| format!("goes together with {}, which waits", String::from_utf8_lossy(&group[i].name));
+    let with = |i: usize| {
+        format!(
+            "goes together with {}, which waits",
+            String::from_utf8_lossy(&group[i].name)
+        )
+    };
     if linked || holding <= 1 {
         match order.iter().find(|i| group[**i].torn.is_some()) {
             None => out.versions.push(order),
-            Some(bad) => out.waits.extend(order.iter().map(|i| (*i, torn(i).unwrap_or_else(|| with(*bad))))),
+            Some(bad) => out
+                .waits
+                .extend(order.iter().map(|i| (*i, torn(i).unwrap_or_else(|| with(*bad))))),
         }
         return out;
     }
@@ -93,7 +102,11 @@ pub fn held_by<'a>(name: &[u8], tensors: bool, writing: &'a [Vec<u8>]) -> Option
     let set = names::shard_set(name);
     let holds = |w: &&Vec<u8>| {
         let w = names::intended(w);
-        if tensors { set.is_some() && names::shard_set(w) == set } else { names::looks_like_tensors(w) }
+        if tensors {
+            set.is_some() && names::shard_set(w) == set
+        } else {
+            names::looks_like_tensors(w)
+        }
     };
     writing.iter().find(holds).map(Vec::as_slice)
 }
@@ -108,12 +121,21 @@ mod tests {
     }
 
     fn member(name: &str, closed: u64) -> Member {
-        Member { name: name.into(), closed, tensors: names::looks_like_tensors(name.as_bytes()), ..Member::default() }
+        Member {
+            name: name.into(),
+            closed,
+            tensors: names::looks_like_tensors(name.as_bytes()),
+            ..Member::default()
+        }
     }
 
     fn versions(group: &[Member]) -> Vec<Vec<String>> {
         let name = |i: &usize| String::from_utf8(group[*i].name.clone()).unwrap();
-        divide(group).versions.iter().map(|v| v.iter().map(name).collect()).collect()
+        divide(group)
+            .versions
+            .iter()
+            .map(|v| v.iter().map(name).collect())
+            .collect()
     }
 
     #[test]
@@ -126,7 +148,11 @@ mod tests {
 
     #[test]
     fn at_most_one_with_tensors_is_one_version() {
-        let g = [member("model.safetensors", 2), member("config.json", 1), member("README.md", 3)];
+        let g = [
+            member("model.safetensors", 2),
+            member("config.json", 1),
+            member("README.md", 3),
+        ];
         assert_eq!(versions(&g), [["config.json", "model.safetensors", "README.md"]]);
         assert_eq!(versions(&g[1..]), [["config.json", "README.md"]]);
     }
@@ -139,7 +165,10 @@ mod tests {
 
     #[test]
     fn an_index_holds_its_shards_together() {
-        let mut g = vec![member("model-00001-of-00002.safetensors", 1), member("model-00002-of-00002.safetensors", 2)];
+        let mut g = vec![
+            member("model-00001-of-00002.safetensors", 1),
+            member("model-00002-of-00002.safetensors", 2),
+        ];
         g.push(member("model.safetensors.index.json", 3));
         assert_eq!(versions(&g).len(), 2);
         g[2].shards = Some(vec![g[0].name.clone(), g[1].name.clone()]);

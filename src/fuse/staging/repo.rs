@@ -56,15 +56,18 @@ impl Repo for Store {
 
     fn export(&self, hash: &FileHash, len: u64, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         const PIECE: u64 = 1 << 20;
-        const AHEAD: u64 = 8 << 20;
+        const AHEAD: usize = 8 << 20;
         let view = self.file(hash, len)?;
         let mut at = 0;
         while at < len {
             let next = at.saturating_add(PIECE);
-            view.read_ahead(next, AHEAD.min(len.saturating_sub(next)));
+            view.read_ahead(next, AHEAD);
             let piece = view.read(at, PIECE.min(len - at) as usize)?;
             if piece.is_empty() {
-                return Err(Error::damage(format!("file {hash} ends {} bytes early", len - at)));
+                return Err(Error::damage(format!(
+                    "file {hash} ends {} bytes early",
+                    len - at
+                )));
             }
             sink(&piece)?;
             at += piece.len() as u64;
@@ -77,7 +80,12 @@ impl Repo for Store {
     }
 
     fn commit(&self, branch: &str, entries: Vec<(Vec<u8>, PathBuf)>, message: &str) -> Result<Committed> {
-        let request = CommitRequest { branch: branch.to_owned(), entries, message: message.to_owned(), progress: None };
+        let request = CommitRequest {
+            branch: branch.to_owned(),
+            entries,
+            message: message.to_owned(),
+            ..CommitRequest::default()
+        };
         Store::commit(self, &request)
     }
 }
@@ -89,10 +97,15 @@ pub fn find(repo: &dyn Repo, version: &Numbered, path: &names::Path) -> Result<E
         mode: 0o755,
         mtime: version.version.time,
         xattrs: Vec::new(),
-        kind: EntryKind::Dir { tree: version.version.tree, len: version.version.len },
+        kind: EntryKind::Dir {
+            tree: version.version.tree,
+            len: version.version.len,
+        },
     };
     for name in path {
-        let EntryKind::Dir { tree, .. } = &at.kind else { return Err(absent(path)) };
+        let EntryKind::Dir { tree, .. } = &at.kind else {
+            return Err(absent(path));
+        };
         at = repo.tree(tree)?.find(name).cloned().ok_or_else(|| absent(path))?;
     }
     Ok(at)
@@ -105,5 +118,8 @@ pub fn absent(path: &names::Path) -> Error {
 
 /// The same moment for system calls.
 pub fn timespec(t: Timestamp) -> rustix::fs::Timespec {
-    rustix::fs::Timespec { tv_sec: t.seconds, tv_nsec: t.nanos.into() }
+    rustix::fs::Timespec {
+        tv_sec: t.seconds,
+        tv_nsec: t.nanos.into(),
+    }
 }

@@ -7,8 +7,8 @@ use super::state::{Key, path_of};
 use super::status::at_and_why;
 use super::{Staging, names};
 use crate::error::{IoContext, Result};
-use crate::store::Probe;
 use crate::fuse::attr::FileKind;
+use crate::store::Probe;
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -73,8 +73,14 @@ impl Staging {
     fn vanished(&self, c: &Candidate) {
         let mut g = self.lock();
         let path = path_of(&c.key);
-        let gone = self.backing().and_then(|b| b.stat(&path)).is_ok_and(|s| s.is_none());
-        let same = g.entries.get(&c.key).is_some_and(|e| !e.busy && !e.thinned() && e.changed == c.changed);
+        let gone = self
+            .backing()
+            .and_then(|b| b.stat(&path))
+            .is_ok_and(|s| s.is_none());
+        let same = g
+            .entries
+            .get(&c.key)
+            .is_some_and(|e| !e.busy && !e.thinned() && e.changed == c.changed);
         if gone && same {
             self.forget(&mut g, &c.key);
         }
@@ -118,11 +124,16 @@ impl Staging {
 
     fn suspicion(&self, c: &Candidate) -> Option<String> {
         let g = self.lock();
-        g.suspect(&path_of(&c.key)).map(|(at, why)| at_and_why(&at[2..], why))
+        g.suspect(&path_of(&c.key))
+            .map(|(at, why)| at_and_why(&at[2..], why))
     }
 
     fn directory(&self, c: Candidate, next: &mut Next) {
-        let quiet = if c.at_once { Duration::ZERO } else { self.settle.dirs };
+        let quiet = if c.at_once {
+            Duration::ZERO
+        } else {
+            self.settle.dirs
+        };
         let due = (c.changed + quiet).max(c.retry);
         if due > self.clock.now() {
             return next.at(due);
@@ -150,7 +161,13 @@ impl Staging {
         if let Some(name) = &look.unfinished {
             return self.park(&c, format!("{}: its name marks unfinished work", name.display()));
         }
-        if !c.at_once && let Some(later) = self.changed_behind(&c.key, &look, self.settle.dirs) {
+        if let Some(name) = &look.special {
+            let why = format!("{}: is no file that can be committed", name.display());
+            return self.park(&c, why);
+        }
+        if !c.at_once
+            && let Some(later) = self.changed_behind(&c.key, &look, self.settle.dirs)
+        {
             return next.at(later);
         }
         match self.torn_inside(&path, &files) {
@@ -166,7 +183,10 @@ impl Staging {
             let g = self.lock();
             for c in group {
                 if let Some(e) = g.entries.get(&c.key) {
-                    next.at(e.failed.as_ref().map_or(e.changed + self.settle.files, |f| f.retry));
+                    next.at(e
+                        .failed
+                        .as_ref()
+                        .map_or(e.changed + self.settle.files, |f| f.retry));
                 }
             }
         }
@@ -178,7 +198,9 @@ impl Staging {
 
     /// Whether just this content was published already, while a writer had it open: then it only has to be marked.
     fn already(&self, c: &Candidate, look: &Look) -> bool {
-        let Some((then, origin)) = c.published.as_ref().filter(|(then, _)| !then.differs(look)) else { return false };
+        let Some((then, origin)) = c.published.as_ref().filter(|(then, _)| !then.differs(look)) else {
+            return false;
+        };
         self.finish(&c.key, then, c.changed, origin);
         true
     }
@@ -207,9 +229,16 @@ impl Staging {
                 return Ok(Some(format!("{}: {why}", file.display())));
             }
             let dir = root.join(file.parent().unwrap_or(Path::new("")));
-            let missing = probe.shards.iter().flatten().find(|s| is_plain(s) && !dir.join(s).exists());
+            let missing = probe
+                .shards
+                .iter()
+                .flatten()
+                .find(|s| is_plain(s) && !dir.join(s).exists());
             if let Some(shard) = missing {
-                return Ok(Some(format!("{}: names {shard}, which is not there", file.display())));
+                return Ok(Some(format!(
+                    "{}: names {shard}, which is not there",
+                    file.display()
+                )));
             }
         }
         Ok(None)
@@ -222,7 +251,10 @@ impl Staging {
         let mut young: Vec<Vec<u8>> = Vec::new();
         for group in windows(&changed, self.settle.files) {
             let of = || group.iter().map(|i| &files[*i]);
-            let due = of().map(|c| (c.changed + self.settle.files).max(c.retry)).max().unwrap_or_default();
+            let due = of()
+                .map(|c| (c.changed + self.settle.files).max(c.retry))
+                .max()
+                .unwrap_or_default();
             let mut probed = Vec::new();
             if due > self.clock.now() {
                 next.at(due);
@@ -258,10 +290,24 @@ impl Staging {
             next.at(later);
             return None;
         }
-        let shards = probe.shards.map(|s| s.into_iter().filter(|s| is_plain(s)).map(String::into_bytes).collect());
+        let shards = probe.shards.map(|s| {
+            s.into_iter()
+                .filter(|s| is_plain(s))
+                .map(String::into_bytes)
+                .collect()
+        });
         let torn = self.suspicion(c).or(probe.torn);
         let (name, closed, tensors) = (c.key.1.clone(), c.closed, probe.tensors);
-        Some(Probed { candidate: c.clone(), member: Member { name, closed, tensors, shards, torn } })
+        Some(Probed {
+            candidate: c.clone(),
+            member: Member {
+                name,
+                closed,
+                tensors,
+                shards,
+                torn,
+            },
+        })
     }
 
     /// Looks into a regular file; anything else (a link, a pipe) holds nothing, and opening it could hang.
@@ -269,7 +315,11 @@ impl Staging {
         let meta = std::fs::symlink_metadata(path).doing(|| format!("stat {}", path.display()))?;
         match meta.is_file() {
             true => self.repo.probe(path),
-            false => Ok(Probe { tensors: false, shards: None, torn: None }),
+            false => Ok(Probe {
+                tensors: false,
+                shards: None,
+                torn: None,
+            }),
         }
     }
 
@@ -279,8 +329,12 @@ impl Staging {
         young.extend(self.lock().writing(branch));
         let mut at = 0;
         while at < groups.len() {
-            let named: Vec<Vec<u8>> =
-                groups[at].iter().filter_map(|p| p.member.shards.as_ref()).flatten().cloned().collect();
+            let named: Vec<Vec<u8>> = groups[at]
+                .iter()
+                .filter_map(|p| p.member.shards.as_ref())
+                .flatten()
+                .cloned()
+                .collect();
             let wanted = |g: &[Probed]| g.iter().any(|p| named.contains(&p.member.name));
             let other = (0..groups.len()).find(|i| *i != at && wanted(&groups[*i]));
             if let Some(other) = other {
@@ -312,9 +366,14 @@ impl Staging {
             if g.draining { Vec::new() } else { g.writing(branch) }
         };
         let any_tensors = group.iter().any(|p| p.member.tensors);
-        let held = group.iter().find_map(|p| held_by(&p.member.name, any_tensors, &writing));
+        let held = group
+            .iter()
+            .find_map(|p| held_by(&p.member.name, any_tensors, &writing));
         if let Some(held) = held {
-            let why = format!("waits for {}, which is being written", String::from_utf8_lossy(held));
+            let why = format!(
+                "waits for {}, which is being written",
+                String::from_utf8_lossy(held)
+            );
             return group.iter().for_each(|p| self.park(&p.candidate, why.clone()));
         }
         let members: Vec<Member> = group.iter().map(|p| p.member.clone()).collect();
@@ -335,12 +394,20 @@ impl Staging {
         }
         let loose: Vec<Key> = {
             let g = self.lock();
-            let dirty = g.entries.iter().filter(|(k, e)| k.0 == key.0 && matches!(e.mark, Mark::Dirty { .. }));
+            let dirty = g
+                .entries
+                .iter()
+                .filter(|(k, e)| k.0 == key.0 && matches!(e.mark, Mark::Dirty { .. }));
             dirty.map(|(k, _)| k.clone()).collect()
         };
         let shards_of = |k: &Key| {
             let probe = self.probe_file(&self.disk_path(k)).ok();
-            probe.and_then(|p| p.shards).unwrap_or_default().into_iter().map(String::into_bytes).collect::<Vec<_>>()
+            probe
+                .and_then(|p| p.shards)
+                .unwrap_or_default()
+                .into_iter()
+                .map(String::into_bytes)
+                .collect::<Vec<_>>()
         };
         // Only a file called an index is looked into for its shards.
         let indexes = loose.iter().filter(|k| k.1.ends_with(b".index.json"));
@@ -359,5 +426,6 @@ impl Staging {
 /// Whether an index names a file beside it or below, and not some place elsewhere.
 fn is_plain(shard: &str) -> bool {
     let path = Path::new(shard);
-    path.components().all(|c| matches!(c, std::path::Component::Normal(n) if !n.as_bytes().is_empty()))
+    path.components()
+        .all(|c| matches!(c, std::path::Component::Normal(n) if !n.as_bytes().is_empty()))
 }

@@ -34,7 +34,11 @@ impl Staging {
         }
         let tree = dir.join("tree");
         let staging = Staging {
-            backing: if tree.is_dir() { Some(Backing::open(tree)?) } else { None },
+            backing: if tree.is_dir() {
+                Some(Backing::open(tree)?)
+            } else {
+                None
+            },
             marks: Marks::new(dir.join("state"), dir.join("copy")),
             repo,
             settle,
@@ -65,7 +69,9 @@ impl Staging {
         }
         let backing = self.backing()?;
         for (branch, _) in backing.list(&[])? {
-            let Ok(text) = String::from_utf8(branch.clone()) else { continue };
+            let Ok(text) = String::from_utf8(branch.clone()) else {
+                continue;
+            };
             if self.branch(&branch).is_none() {
                 continue;
             }
@@ -76,7 +82,9 @@ impl Staging {
                 }
                 if !names::unfinished(&key.1) {
                     self.marks.write(&key.0, &key.1, &Mark::NEW)?;
-                    inner.entries.insert(key.clone(), Entry::new(Mark::NEW, self.clock.now()));
+                    inner
+                        .entries
+                        .insert(key.clone(), Entry::new(Mark::NEW, self.clock.now()));
                 }
                 self.suspect(&mut inner, &path_of(&key))?;
             }
@@ -114,7 +122,9 @@ impl Staging {
                     self.trash(&path)?;
                 }
                 if !origin.gone.is_empty() {
-                    inner.suspects.insert(path, "was being removed when the mount stopped".into());
+                    inner
+                        .suspects
+                        .insert(path, "was being removed when the mount stopped".into());
                 }
                 mark
             }
@@ -128,7 +138,9 @@ impl Staging {
         let before = inner.suspects.len();
         walk(&self.backing()?.path(path), &mut |rel, meta| {
             if !meta.is_dir() {
-                inner.suspects.insert([path, &components(rel)].concat(), INTERRUPTED.into());
+                inner
+                    .suspects
+                    .insert([path, &components(rel)].concat(), INTERRUPTED.into());
             }
             Ok(())
         })?;

@@ -140,13 +140,17 @@ impl Inner {
 
     /// Handles open for writing below `path`.
     pub fn writers<'a>(&'a self, path: &'a names::Path) -> impl Iterator<Item = &'a Open> {
-        self.opens.values().filter(move |o| o.path.as_ref().is_some_and(|p| p.starts_with(path)))
+        self.opens
+            .values()
+            .filter(move |o| o.path.as_ref().is_some_and(|p| p.starts_with(path)))
     }
 
     /// The last change of an entry, writes through open handles included.
     pub fn last_change(&self, key: &Key) -> Duration {
         let path = path_of(key);
-        let ticks = self.writers(&path).map(|o| Duration::from_millis(o.tick.load(Ordering::Relaxed)));
+        let ticks = self
+            .writers(&path)
+            .map(|o| Duration::from_millis(o.tick.load(Ordering::Relaxed)));
         let changed = self.entries.get(key).map_or(Duration::ZERO, |e| e.changed);
         ticks.fold(changed, Duration::max)
     }
@@ -162,7 +166,10 @@ impl Inner {
 
     /// The first suspicion at or below `path`: where, and why.
     pub fn suspect(&self, path: &names::Path) -> Option<(&Vec<Vec<u8>>, &String)> {
-        self.suspects.range(path.to_vec()..).next().filter(|(p, _)| p.starts_with(path))
+        self.suspects
+            .range(path.to_vec()..)
+            .next()
+            .filter(|(p, _)| p.starts_with(path))
     }
 
     /// Clears the suspicions at and below `path`: it was rewritten from scratch, removed, or committed as asked.
@@ -202,8 +209,15 @@ impl Inner {
                 o.path = Some(new);
             }
         }
-        let hits: Vec<_> = self.suspects.keys().filter_map(|p| Some((p.clone(), place(p)?))).collect();
-        let taken: Vec<_> = hits.into_iter().map(|(old, new)| (new, self.suspects.remove(&old))).collect();
+        let hits: Vec<_> = self
+            .suspects
+            .keys()
+            .filter_map(|p| Some((p.clone(), place(p)?)))
+            .collect();
+        let taken: Vec<_> = hits
+            .into_iter()
+            .map(|(old, new)| (new, self.suspects.remove(&old)))
+            .collect();
         for (new, why) in taken {
             self.suspects.extend(why.map(|w| (new, w)));
         }
@@ -223,7 +237,13 @@ mod tests {
         let mut inner = Inner::default();
         inner.suspects.insert(path("main/a/x"), "1".into());
         inner.suspects.insert(path("main/ab"), "2".into());
-        inner.opens.insert(1, Open { path: Some(path("main/a/y")), tick: Arc::default() });
+        inner.opens.insert(
+            1,
+            Open {
+                path: Some(path("main/a/y")),
+                tick: Arc::default(),
+            },
+        );
         inner.moved(&path("main/a"), &path("main/b"), false);
         assert_eq!(inner.suspect(&path("main/b")).unwrap().0, &path("main/b/x"));
         assert!(inner.suspect(&path("main/a")).is_none());

@@ -67,7 +67,11 @@ impl Staging {
         {
             let g = self.lock();
             for key in g.entries.keys() {
-                entries.push((key.clone(), self.state_of(&g, key), g.writers(&path_of(key)).count()));
+                entries.push((
+                    key.clone(),
+                    self.state_of(&g, key),
+                    g.writers(&path_of(key)).count(),
+                ));
             }
             self.unfinished(&g, &mut entries)?;
         }
@@ -79,13 +83,17 @@ impl Staging {
             state,
             writers,
         });
-        Ok(Status { entries: shown.collect() })
+        Ok(Status {
+            entries: shown.collect(),
+        })
     }
 
     fn unfinished(&self, g: &Inner, out: &mut Vec<(Key, State, usize)>) -> Result<()> {
         let backing = self.backing()?;
         for (branch, _) in backing.list(&[])? {
-            let Some(text) = self.branch(&branch) else { continue };
+            let Some(text) = self.branch(&branch) else {
+                continue;
+            };
             for (name, _) in backing.list(&[branch])? {
                 let key = (text.clone(), name);
                 if !names::unfinished(&key.1) || g.entries.contains_key(&key) {
@@ -93,7 +101,9 @@ impl Staging {
                 }
                 let writers = g.writers(&path_of(&key)).count();
                 let state = match writers {
-                    0 => State::Waiting { reason: "its name marks unfinished work: rename it to commit it".into() },
+                    0 => State::Waiting {
+                        reason: "its name marks unfinished work: rename it to commit it".into(),
+                    },
                     _ => State::Writing,
                 };
                 out.push((key, state, writers));
@@ -113,27 +123,37 @@ impl Staging {
 
     /// The state of one entry.
     pub(super) fn state_of(&self, g: &Guard<'_>, key: &Key) -> State {
-        let Some(e) = g.entries.get(key) else { return State::Settling };
+        let Some(e) = g.entries.get(key) else {
+            return State::Settling;
+        };
         let path = path_of(key);
         let origin = e.mark.origin().filter(|_| e.committed());
         if let Some(origin) = origin {
-            let version = self.version(origin).map_or_else(|| origin.version.to_string(), |v| v.name());
+            let version = self
+                .version(origin)
+                .map_or_else(|| origin.version.to_string(), |v| v.name());
             State::Committed { version }
         } else if e.committing || e.busy {
             State::Committing
         } else if g.writers(&path).next().is_some() {
             State::Writing
         } else if let Some(f) = &e.failed {
-            State::Failed { reason: f.reason.clone() }
+            State::Failed {
+                reason: f.reason.clone(),
+            }
         } else if let Some((at, why)) = g.suspect(&path) {
-            State::Waiting { reason: at_and_why(&at[2..], why) }
+            State::Waiting {
+                reason: at_and_why(&at[2..], why),
+            }
         } else if names::unfinished(&key.1) {
-            State::Waiting { reason: "its name marks unfinished work: rename it to commit it".into() }
+            State::Waiting {
+                reason: "its name marks unfinished work: rename it to commit it".into(),
+            }
         } else {
             match &e.parked {
-                Some((generation, reason)) if *generation == g.generation(&key.0) => {
-                    State::Waiting { reason: reason.clone() }
-                }
+                Some((generation, reason)) if *generation == g.generation(&key.0) => State::Waiting {
+                    reason: reason.clone(),
+                },
                 _ => State::Settling,
             }
         }

@@ -13,7 +13,8 @@ pub fn dying(pid: u32) -> Option<String> {
     // The exit status is shown only to those who may trace the process; others read 0.
     let me = rustix::process::geteuid().as_raw();
     let may_see = me == 0 || std::fs::metadata(&proc).is_ok_and(|m| m.uid() == me);
-    parse(&String::from_utf8_lossy(&stat), may_see).map(|name| format!("its writer ({name}, process {pid}) was killed"))
+    parse(&String::from_utf8_lossy(&stat), may_see)
+        .map(|name| format!("its writer ({name}, process {pid}) was killed"))
 }
 
 /// proc_pid_stat(5): field 9 is the flags, field 52 the exit status. Threads that exit_group(2) ends carry the flag as well,
