@@ -70,7 +70,7 @@ def series(make_series, tmp_path_factory):
         if kind not in made:
             options = {"checkpoints": 3, "every": 5, "warm": 20}
             if kind == "long":
-                options |= {"kind": "bf16", "checkpoints": 12, "every": 20, "warm": 40}
+                options |= {"kind": "bf16", "checkpoints": 12, "every": 8, "warm": 40}
             made[kind] = make_series.make(**{"kind": kind, "out": tmp_path_factory.mktemp(kind)} | options)
         return made[kind]
 
