@@ -40,7 +40,10 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
-        Options { memory: 256 << 20, threads }
+        Options {
+            memory: 256 << 20,
+            threads,
+        }
     }
 }
 
@@ -84,7 +87,12 @@ impl Store {
         let rebuilder = Rebuilder::new(options.memory, options.threads);
         Ok(Store(Arc::new(Inner {
             dir: dir.to_owned(),
-            parts: Parts { packs, rebuilder, history, threads: options.threads },
+            parts: Parts {
+                packs,
+                rebuilder,
+                history,
+                threads: options.threads,
+            },
             files: Mutex::new(ByteLru::new(OPEN_BYTES)),
             trees: Mutex::new(ByteLru::new(OPEN_BYTES)),
         })))
@@ -131,7 +139,8 @@ impl Store {
     pub fn tags(&self) -> Vec<(String, Arc<Numbered>)> {
         let history = self.0.parts.history.read();
         let tags = history.tags().iter();
-        tags.filter_map(|(name, id)| Some((name.clone(), history.version(id)?.clone()))).collect()
+        tags.filter_map(|(name, id)| Some((name.clone(), history.version(id)?.clone())))
+            .collect()
     }
 
     /// What a tag names.
@@ -170,12 +179,24 @@ impl Store {
         self.change(move |h| h.new_tag(&name, h.resolve(&rev)?.id, force))
     }
 
-    fn change(&self, make: impl FnOnce(&crate::graph::History) -> Result<Change> + Send + 'static) -> Result<()> {
+    fn change(
+        &self,
+        make: impl FnOnce(&crate::graph::History) -> Result<Change> + Send + 'static,
+    ) -> Result<()> {
         let history = self.0.parts.history.clone();
         let build = move |pending: &[Vec<u8>]| {
-            history.with_pending(pending, |h| Ok(Record { changes: vec![make(h)?] }.encode()))
+            history.with_pending(pending, |h| {
+                Ok(Record {
+                    changes: vec![make(h)?],
+                }
+                .encode())
+            })
         };
-        self.0.parts.packs.publish(Vec::new(), Box::new(build)).map(|_| ())
+        self.0
+            .parts
+            .packs
+            .publish(Vec::new(), Box::new(build))
+            .map(|_| ())
     }
 
     /// One directory of a version.
@@ -209,7 +230,14 @@ impl Store {
     pub fn entry(&self, version: &Numbered, path: &[u8]) -> Result<Entry> {
         let missing = || {
             let text = String::from_utf8_lossy(path);
-            Error::new(Kind::NotFound, format!("{} has no {text:?} (`zspace ls {}` lists it)", version.name(), version.name()))
+            Error::new(
+                Kind::NotFound,
+                format!(
+                    "{} has no {text:?} (`zspace ls {}` lists it)",
+                    version.name(),
+                    version.name()
+                ),
+            )
         };
         let mut tree = self.tree(&version.version.tree)?;
         let mut parts = path.split(|b| *b == b'/').filter(|p| !p.is_empty()).peekable();
@@ -234,7 +262,12 @@ impl Store {
         let below = |prefix: &[u8], id: &NodeId| -> Result<Vec<(Vec<u8>, Entry)>> {
             let tree = self.tree(id)?;
             let path = |e: &Entry| [prefix, &e.name].concat();
-            Ok(tree.entries().iter().rev().map(|e| (path(e), e.clone())).collect())
+            Ok(tree
+                .entries()
+                .iter()
+                .rev()
+                .map(|e| (path(e), e.clone()))
+                .collect())
         };
         let mut out = Vec::new();
         let mut todo = below(prefix, root)?;
@@ -264,6 +297,19 @@ impl Store {
             v.version(version, told);
         }
         v.report
+    }
+
+    /// Checks every record in the packs against its checksums, whatever version it belongs to, and adds what is damaged.
+    pub fn verify_packs(&self, report: &mut Report) {
+        for range in self.0.parts.history.ranges() {
+            let damage = &mut report.damage;
+            self.0.parts.packs.check(&range, &mut |e| {
+                damage.push(Damage {
+                    why: e.to_string(),
+                    ..Damage::default()
+                });
+            });
+        }
     }
 
     /// What was read and rebuilt since the store was opened.
@@ -296,7 +342,9 @@ impl format::Source for OnDisk {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.0.read_exact_at(buf, offset).map_err(|e| Error::io("read", e))
+        self.0
+            .read_exact_at(buf, offset)
+            .map_err(|e| Error::io("read", e))
     }
 }
 
@@ -307,7 +355,11 @@ fn probe(path: &Path) -> Result<Probe> {
     let at = |e| Error::io(path.display().to_string(), e);
     let file = std::fs::File::open(path).map_err(at)?;
     let len = file.metadata().map_err(at)?.len();
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     let source = OnDisk(file, len);
     let mut out = Probe::default();
     if name.ends_with(".index.json") && len <= MAX_INDEX {
@@ -322,3 +374,6 @@ fn probe(path: &Path) -> Result<Probe> {
     }
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests;

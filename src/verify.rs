@@ -1,6 +1,6 @@
 //! Checks every hash of a version, back to the files' own SHA-256, and names what is damaged.
 
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::graph::{EntryKind, NodeKind, Numbered, Tree};
 use crate::id::{FileHash, FileHasher, NodeId};
 use crate::pack::Packs;
@@ -13,7 +13,7 @@ const STEP: usize = 1 << 20;
 const AHEAD: u64 = 16 << 20;
 
 /// One damaged thing.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Damage {
     /// `BRANCH/000001`.
     pub version: String,
@@ -51,7 +51,13 @@ pub struct Verifier {
 impl Verifier {
     /// A verifier with nothing checked yet.
     pub fn new(packs: Arc<Packs>, rebuilder: Arc<Rebuilder>) -> Self {
-        Verifier { packs, rebuilder, good_files: HashSet::new(), good_trees: HashSet::new(), report: Report::default() }
+        Verifier {
+            packs,
+            rebuilder,
+            good_files: HashSet::new(),
+            good_trees: HashSet::new(),
+            report: Report::default(),
+        }
     }
 
     /// Checks one version: its trees, and every file to its SHA-256. `told` hears of the bytes checked.
@@ -64,7 +70,11 @@ impl Verifier {
             }
             let before = self.report.damage.len();
             let below = dirs.len();
-            match self.rebuilder.node(&*self.packs, NodeKind::Tree, &id).and_then(|b| Tree::decode(&b)) {
+            match self
+                .rebuilder
+                .node(&*self.packs, NodeKind::Tree, &id)
+                .and_then(|b| Tree::decode(&b))
+            {
                 Err(e) => self.found(version, &path, Vec::new(), &e),
                 Ok(tree) => {
                     for entry in tree.entries() {
@@ -88,7 +98,14 @@ impl Verifier {
         }
     }
 
-    fn file(&mut self, version: &Numbered, path: &[u8], hash: &FileHash, len: u64, told: &mut dyn FnMut(u64)) {
+    fn file(
+        &mut self,
+        version: &Numbered,
+        path: &[u8],
+        hash: &FileHash,
+        len: u64,
+        told: &mut dyn FnMut(u64),
+    ) {
         if self.good_files.contains(&(*hash, len)) {
             return;
         }
@@ -136,6 +153,11 @@ impl Verifier {
 
     fn found(&mut self, version: &Numbered, path: &[u8], tensors: Vec<String>, e: &Error) {
         let file = String::from_utf8_lossy(path).into_owned();
-        self.report.damage.push(Damage { version: version.name(), file, tensors, why: e.to_string() });
+        self.report.damage.push(Damage {
+            version: version.name(),
+            file,
+            tensors,
+            why: e.to_string(),
+        });
     }
 }

@@ -4,12 +4,14 @@
 use super::{Codec, Encoded, Input, scratch};
 use crate::tensor::Number;
 
-/// Chunks up to this length (bytes) are tried with everything.
+/// Chunks up to this length (bytes) are tried with everything, until a 16th of them is enough.
 const SMALL: usize = 4 << 10;
 /// A sample is this many stretches, spread evenly …
 const STRETCHES: usize = 16;
-/// … each of at most this many bytes, and an eighth of the chunk in all.
+/// … each of at most this many bytes, and a sixteenth of the chunk in all …
 const STRETCH: usize = 2 << 10;
+/// … but each of at least this many.
+const STRETCH_LEAST: usize = 128;
 
 pub(super) fn encode(input: Input<'_>) -> Encoded {
     for codec in [Codec::Same, Codec::Constant] {
@@ -20,8 +22,11 @@ pub(super) fn encode(input: Input<'_>) -> Encoded {
         }
     }
     let mut best: Option<Encoded> = None;
-    for codec in likely(input) {
-        if best.as_ref().is_some_and(|b| settled(b, codec, input)) {
+    for (codec, estimate) in likely(input) {
+        if best
+            .as_ref()
+            .is_some_and(|b| cost(b.codec, b.payload.len()) <= estimate)
+        {
             continue;
         }
         if let Some(payload) = (codec.row().encode)(input)
@@ -44,34 +49,28 @@ fn cost(codec: Codec, len: usize) -> usize {
     if codec.needs_base() { len + len / 64 } else { len }
 }
 
-/// Whether `best` makes trying `next` pointless: zstd alone finds hardly anything that zstd with the base does not.
-fn settled(best: &Encoded, next: Codec, input: Input<'_>) -> bool {
-    next == Codec::Zstd
-        && best.codec == Codec::ZstdRef
-        && best.payload.len() < input.raw.len() / 2
-        && input.raw.len() > SMALL
-}
-
-/// The codecs worth encoding with in full, the likeliest first.
-fn likely(input: Input<'_>) -> Vec<Codec> {
+/// The codecs worth encoding with in full, the likeliest first, each with the cost below which a better one need not look for it.
+fn likely(input: Input<'_>) -> Vec<(Codec, usize)> {
     use Codec::{DiffPlanes, DiffSparse, Planes, XorPlanes, Zstd, ZstdRef};
     if input.raw.len() <= SMALL {
-        return vec![DiffSparse, DiffPlanes, XorPlanes, ZstdRef, Planes, Zstd];
+        return [DiffSparse, DiffPlanes, XorPlanes, ZstdRef, Planes, Zstd]
+            .map(|codec| (codec, input.raw.len() / 16))
+            .to_vec();
     }
-    // What copies from afar is invisible to a sample.
+    // What copies from afar is invisible to a sample. zstd alone finds hardly anything that zstd with the base does not.
     let mut likely = Vec::new();
     let copies = input.number == Number::Bytes || repeats(input);
     if copies {
-        likely.extend([ZstdRef, Zstd]);
+        likely.extend([(ZstdRef, 0), (Zstd, input.raw.len() / 2)]);
     }
     likely.extend(by_sample(input, copies));
     likely
 }
 
-/// Encodes a sample with the codecs that see elements one by one, and names the best and those within a 32nd of it.
-fn by_sample(input: Input<'_>, copies: bool) -> Vec<Codec> {
+/// Encodes a sample with the codecs that see elements one by one, and names the two best with what they should cost.
+fn by_sample(input: Input<'_>, copies: bool) -> Vec<(Codec, usize)> {
     let base = input.base.filter(|b| b.len() == input.raw.len());
-    let mut estimates: Vec<(usize, Codec)> = scratch::with_buffer(|raw_sample| {
+    let mut estimates: Vec<(Codec, usize)> = scratch::with_buffer(|raw_sample| {
         scratch::with_buffer(|base_sample| {
             sample(input.raw, raw_sample);
             if let Some(base) = base {
@@ -82,23 +81,20 @@ fn by_sample(input: Input<'_>, copies: bool) -> Vec<Codec> {
                 base: base.is_some().then_some(&base_sample[..]),
                 number: input.number,
             };
-            let estimate = |codec: Codec| Some((cost(codec, (codec.row().encode)(sampled)?.len()), codec));
             let limit = raw_sample.len() - raw_sample.len() / 128;
+            let estimate = |codec: Codec| {
+                let cost = cost(codec, (codec.row().encode)(sampled)?.len());
+                (cost < limit).then(|| (codec, input.raw.len() * cost / raw_sample.len()))
+            };
             candidates(sampled, copies)
                 .into_iter()
                 .filter_map(estimate)
-                .filter(|e| e.0 < limit)
                 .collect()
         })
     });
-    estimates.sort_by_key(|e| e.0);
-    let enough = estimates.first().map_or(0, |e| e.0 + e.0 / 32);
+    estimates.sort_by_key(|e| e.1);
+    estimates.truncate(2);
     estimates
-        .into_iter()
-        .filter(|e| e.0 <= enough)
-        .take(2)
-        .map(|e| e.1)
-        .collect()
 }
 
 /// What could win, judged by how many elements of the sample differ from the base.
@@ -114,8 +110,8 @@ fn candidates(sampled: Input<'_>, copies: bool) -> Vec<Codec> {
         let width = sampled.number.width();
         let pairs = sampled.raw.chunks_exact(width).zip(base.chunks_exact(width));
         let changed = pairs.filter(|(x, b)| x != b).count() * 64 / (sampled.raw.len() / width);
-        // Sparse is smaller up to about a half; its cost is that of the changes.
-        if changed < 40 {
+        // Sparse is smaller nearly always, but slower than planes once many elements change.
+        if changed < 24 {
             candidates.push(Codec::DiffSparse);
         }
         if changed > 8 {
@@ -131,7 +127,7 @@ fn candidates(sampled: Input<'_>, copies: bool) -> Vec<Codec> {
 
 /// Copies evenly spread stretches of `bytes`, which is longer than [`SMALL`]; whole 8-byte words, so that elements stay whole.
 fn sample(bytes: &[u8], to: &mut Vec<u8>) {
-    let stretch = (bytes.len() / (8 * STRETCHES)).min(STRETCH) & !7;
+    let stretch = (bytes.len() / (16 * STRETCHES)).clamp(STRETCH_LEAST, STRETCH) & !7;
     let step = (bytes.len() / STRETCHES) & !7;
     for i in 0..STRETCHES {
         to.extend_from_slice(&bytes[i * step..i * step + stretch]);

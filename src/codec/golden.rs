@@ -1,1 +1,99 @@
-//! Golden.
+//! Payloads of the first version of each format, which must decode for ever. An encoder may come to write others; these stay.
+
+use super::*;
+use crate::tensor::Number;
+
+struct Golden {
+    codec: Codec,
+    number: Number,
+    raw: Vec<u8>,
+    base: Vec<u8>,
+    payload: &'static str,
+}
+
+/// `n` elements, each the `width` lowest bytes of what `f` gives, and a tail that is part of no element.
+fn elements(n: u64, width: usize, tail: &[u8], f: impl Fn(u64) -> u64) -> Vec<u8> {
+    (0..n)
+        .flat_map(|i| f(i).to_le_bytes()[..width].to_vec())
+        .chain(tail.iter().copied())
+        .collect()
+}
+
+/// Noise of 32 bits (a multiplicative hash).
+fn noise(i: u64) -> u64 {
+    i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
+}
+
+fn all() -> Vec<Golden> {
+    let golden = |codec, number, raw: &[u8], base: &[u8], payload| {
+        let (raw, base) = (raw.to_vec(), base.to_vec());
+        Golden {
+            codec,
+            number,
+            raw,
+            base,
+            payload,
+        }
+    };
+    let names = b"layers.0.mlp.weight layers.0.mlp.bias layers.1.mlp.weight layers.1.mlp.bias";
+    let later = b"step 40: layers.0.mlp.weight layers.0.mlp.bias layers.1.mlp.weight layers.1.mlp.bias";
+    // bf16 between 0.001 and 1, either sign.
+    let bf16 = |i| (noise(i) & 0x807f) | (0x3f80 - ((noise(i) >> 20 & 7) << 7));
+    // f32 whose exponents repeat, with -0, infinity and a NaN among them.
+    let f32 = |i| match i {
+        5 => 1 << 31,
+        6 => 0x7f80_0000,
+        7 => 0xffc0_1234,
+        _ => 0x3c00_0000 | (noise(i) & 0x807f_ffff),
+    };
+    let nearly = |i: u64| if i.is_multiple_of(9) { noise(i) % 4 } else { 0 };
+    let moved = move |i: u64| f32(i) + nearly(i);
+    let rare =
+        move |i: u64| bf16(i) + u64::from(i == 3 || i == 4) + 2 * u64::from(i == 400) - u64::from(i == 1000);
+    let (b, f) = (Number::BF16, Number::F32);
+    #[rustfmt::skip]
+    let all = vec![
+        golden(Codec::Raw, Number::Bytes, b"zspace", b"", "7a7370616365"),
+        golden(Codec::Raw, Number::F64, b"", b"", ""),
+        golden(Codec::Zstd, Number::Bytes, names, b"", "00004d0100d06c61796572732e302e6d6c702e776569676874206269617331310500a090a42400716b12c41d9309"),
+        golden(Codec::Planes, Number::I8, &elements(300, 1, b"", |i| 5 * nearly(i)), b"", "03380fab1d00037b00037b00035f0f7f0b00723b832bf2641f045b8963012a2a24028a271800b12848018499980364ca806a8dc01d011f6c8607"),
+        golden(Codec::Planes, Number::I32, &elements(9, 4, b"abc", |i| 1000 + i), b"", "01000100010300e8e9eaebecedeeeff0616263"),
+        golden(Codec::Planes, b, &elements(100, 2, b"t", bf16), b"", "022e00004d0100887c797d7a7e7b7f7c787d797e7a7f7b787d0b00200320003200022003200032000220834e028828750072e558cb3eb124970a7df063d649bc2fa21588fb6fe055c63bac21920778ed5ed344b92a9f1085f66add50c336a91c8f0275e85bce41b4279a0d80f366d84dbe33a4198aff70e556cb3cb12297087dee63d548bb2ea11487fa6de053c639ac1f920578eb74"),
+        golden(Codec::Planes, f, &elements(40, 4, b"", f32), b"", "021400007d000048787878787800ffff7801000d3802006edd4cbb2a000080e655c433a21180ef5ecd3cab1988f766d544b32291006fde4dbc2b9a0978e75600f3e6dacdc10000248f8275695c5043372a1e1104f8ebdfd2c6b9ada094877a6e6155483c2f2316090073e459ca3e0100690b7cf162d649bc2fa31489fa6fe154c73aac21920779ec5fd244b92a9f1084f7"),
+        golden(Codec::Planes, Number::F64, &elements(12, 8, b"tail", |i| (i % 2) << 63 | 0x3ff << 52 | i), b"", "017f01e0010001000100010001000000030407080b0c0f101314177461696c"),
+        golden(Codec::Constant, f, &elements(5, 4, &[0, 0], |_| 0x3f80_0000), b"", "0000803f"),
+        golden(Codec::Same, Number::F16, b"base", b"base", ""),
+        golden(Codec::DiffPlanes, Number::I64, &elements(5, 8, b"", |i| 7 * i), &elements(5, 8, b"", |i| 8 * i), "0100010001000100010001000100000001030507"),
+        golden(Codec::DiffPlanes, b, &elements(60, 2, b"!", |i| bf16(i) ^ (i & 1)), &elements(60, 2, b"?", bf16), "0100021a0000ad00004800010002020001000204004002c020a60c9e1d1121"),
+        golden(Codec::DiffPlanes, f, &elements(200, 4, b"", moved), &elements(200, 4, b"", f32), "010001000100022c00003d010082cc0885422111f5ff1ffef7ff3ffef53ffff1ff7ffef5ff1ffef72ffff0ff5ffef7ff3ffe1500"),
+        golden(Codec::XorPlanes, Number::I16, &elements(9, 2, b"", |i| i ^ 0x100), &elements(9, 2, b"", |i| i), "01010100"),
+        golden(Codec::XorPlanes, f, &elements(200, 4, b"ab", moved), &elements(200, 4, b"cd", f32), "010001000100023800009d010024020600fc0006003a000c007a0006000c0006000a001c000a0006001c0006001c0006001050020028433967284339672843596162"),
+        golden(Codec::ZstdRef, Number::Bytes, later, names, "0000f5000060737465702034303a303031310700a010902e2912a0b8a86400719b985c"),
+        golden(Codec::DiffSparse, b, &elements(1001, 2, b"x", rare), &elements(1001, 2, b"y", bf16), "0407000300ff8cffff590100000102030278"),
+        golden(Codec::DiffSparse, f, &elements(900, 4, b"", moved), &elements(900, 4, b"", f32), "4a4a02150000850000380008110811080802008d7940e26204010001000100022600000d0100a24407850211218b10e8b98b16769981d6332ec2d053067ad84506bb67a0081b00"),
+    ];
+    all
+}
+
+#[test]
+fn payloads_of_the_first_version_decode() {
+    for (i, g) in all().iter().enumerate() {
+        let payload: Vec<u8> = (0..g.payload.len() / 2)
+            .map(|k| u8::from_str_radix(&g.payload[2 * k..2 * k + 2], 16).unwrap())
+            .collect();
+        let mut buf = g.base.clone();
+        decode(g.codec, g.number, &payload, g.raw.len(), &mut buf)
+            .unwrap_or_else(|e| panic!("golden {i}: {e}"));
+        assert!(
+            buf == g.raw,
+            "golden {i} ({}) decodes to other bytes",
+            g.codec.name()
+        );
+    }
+    let covered: std::collections::HashSet<Codec> = all().iter().map(|g| g.codec).collect();
+    assert_eq!(
+        covered.len(),
+        Codec::ALL.len(),
+        "a codec without a golden payload"
+    );
+}

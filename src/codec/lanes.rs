@@ -16,7 +16,7 @@ pub(super) trait Word: Copy + Eq + Default + 'static {
     fn load(bytes: &[u8], to: &mut [Self]);
     /// Stores elements, little-endian.
     fn store(from: &[Self], bytes: &mut [u8]);
-    /// Writes byte `7 - shift / 8` …: the eight bits from `shift` on of each element.
+    /// Writes the eight bits from `shift` on of each element.
     fn take_byte(from: &[Self], shift: u32, to: &mut [u8]);
     /// Ors eight bits into each element at `shift`.
     fn put_byte(to: &mut [Self], shift: u32, from: &[u8]);

@@ -22,8 +22,9 @@ mod tests;
 use crate::error::{Error, Result};
 use crate::tensor::Number;
 
-/// The longest chunk in bytes that any decoder rebuilds: what bounds the memory that a damaged record can ask for.
-pub const MAX_RAW_LEN: usize = 16 << 20;
+/// The most bytes that any decoder rebuilds: what bounds the memory that a damaged record can ask for. Chunks have a lower bound,
+/// set where a record's meta is read.
+pub const MAX_RAW_LEN: usize = 256 << 20;
 
 /// How a chunk's payload is to be read. The number is the one on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

@@ -25,75 +25,85 @@ pub(super) fn put(plane: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(&[CONSTANT, *first]);
         return;
     }
-    // A form must earn its decoding: save a 128th, and the slower entropy coder another 64th.
-    let mut best = (RAW, None);
+    let (mut kind, mut best) = (RAW, Vec::new());
+    // A form must earn its decoding: save a 128th of the plane, and the slower entropy coder a 32nd of a frame.
     let mut limit = plane.len() - plane.len() / 128;
-    let likely = likely(plane);
-    for effort in likely.frames {
-        let mut frame = Vec::new();
-        if frame::compress(effort, plane, limit.saturating_sub(2), &mut frame) {
-            limit = frame.len();
-            best = (ZSTD, Some(frame));
+    for way in ways(plane) {
+        match way {
+            Way::Frame(effort) => {
+                let mut coded = Vec::new();
+                if frame::compress(effort, plane, limit.saturating_sub(2), &mut coded) {
+                    limit = coded.len();
+                    (kind, best) = (ZSTD, coded);
+                }
+            }
+            Way::Entropy => {
+                if let Some(f) = Frequencies::of(plane)
+                    && f.size() < limit - limit / 32
+                {
+                    (kind, best) = (ENTROPY, rans::encode(&f, plane));
+                }
+            }
         }
     }
-    if likely.entropy
-        && let Some((f, size)) = Frequencies::of(plane)
-        && size < limit - limit / 64
-    {
-        best = (ENTROPY, Some(rans::encode(&f, plane)));
-    }
     let mut w = Writer::new();
-    w.u8(best.0);
-    match best.1 {
-        Some(coded) => w.blob(&coded),
-        None => w.raw(plane),
-    };
+    w.u8(kind);
+    if kind == RAW {
+        w.raw(plane);
+    } else {
+        w.blob(&best);
+    }
     out.extend_from_slice(&w.finish());
 }
 
-/// The ways to code a plane that a sample of it does not rule out.
-struct Likely {
-    frames: Vec<Effort>,
-    entropy: bool,
+#[derive(Clone, Copy)]
+enum Way {
+    Frame(Effort),
+    Entropy,
 }
 
-fn likely(plane: &[u8]) -> Likely {
+/// The ways to code a plane that a sample of it does not rule out.
+fn ways(plane: &[u8]) -> Vec<Way> {
+    let fast = Way::Frame(Effort::Fast);
+    let huffman = Way::Frame(Effort::Entropy);
     if plane.len() <= SMALL {
-        return Likely {
-            frames: vec![Effort::Entropy, Effort::Fast],
-            entropy: true,
-        };
+        return vec![huffman, fast, Way::Entropy];
     }
-    let stretch = SMALL / 4;
-    let mut sample = Vec::with_capacity(4 * stretch);
-    for i in 0..4 {
-        let at = (plane.len() - stretch) / 3 * i;
-        sample.extend_from_slice(&plane[at..at + stretch]);
-    }
+    let sample = sample(plane);
     let size = |effort| {
-        let mut frame = Vec::new();
-        frame::compress(effort, &sample, sample.len(), &mut frame);
-        if frame.is_empty() {
-            sample.len()
+        let mut coded = Vec::new();
+        if frame::compress(effort, &sample, sample.len(), &mut coded) {
+            coded.len()
         } else {
-            frame.len()
+            sample.len()
         }
     };
-    let (huffman, matches) = (size(Effort::Entropy), size(Effort::Fast));
-    let entropy = Frequencies::of(&sample).map_or(0, |f| f.1);
-    let little = sample.len() - sample.len() / 128;
-    let frames = if huffman.min(matches) > little {
-        Vec::new()
-    } else if matches < huffman - huffman / 64 {
-        vec![Effort::Fast]
+    let (with_fast, with_huffman) = (size(Effort::Fast), size(Effort::Entropy));
+    let (with_frame, frame) = if with_fast < with_huffman - with_huffman / 64 {
+        (with_fast, fast)
     } else {
-        vec![Effort::Entropy]
+        (with_huffman, huffman)
     };
-    // The sample's own table weighs more than the plane's will.
-    Likely {
-        frames,
-        entropy: entropy < (little + 64).min(huffman.min(matches) + 64),
+    let with_entropy = Frequencies::of(&sample).map_or(sample.len(), |f| f.data_size());
+    if with_frame.min(with_entropy) > sample.len() - sample.len() / 128 {
+        Vec::new()
+    } else if with_entropy < with_frame - with_frame / 8 {
+        vec![Way::Entropy]
+    } else if with_entropy < with_frame - with_frame / 32 {
+        vec![frame, Way::Entropy]
+    } else {
+        vec![frame]
     }
+}
+
+/// Four stretches of the plane, an eighth of it in all but at most 16 KiB.
+fn sample(plane: &[u8]) -> Vec<u8> {
+    let stretch = (plane.len() / 32).clamp(SMALL / 4, SMALL);
+    let step = (plane.len() - stretch) / 3;
+    (0..4)
+        .flat_map(|i| &plane[i * step..i * step + stretch])
+        .copied()
+        .collect()
 }
 
 /// Reads a plane into all of `to`.

@@ -2,8 +2,10 @@
 //! interleaved states of 32 bits that move 16 bits at a time (F. Giesen, arXiv 1402.3392). Takes fractions of a bit for what is
 //! almost certain, where Huffman codes take one.
 
+use super::scratch;
 use crate::bytes::{Reader, Writer};
 use crate::error::{Error, Result};
+use std::hint::select_unpredictable;
 
 /// Frequencies add up to two to this power.
 const SCALE_BITS: u32 = 12;
@@ -14,11 +16,15 @@ const LANES: usize = 8;
 const LOW: u32 = 1 << 16;
 
 /// How often each byte is expected, in 4096ths: at least two bytes, each of those that occur at least one.
-pub(super) struct Frequencies([u32; 256]);
+pub(super) struct Frequencies {
+    of: [u32; 256],
+    /// The bytes they were fitted to, coded with them.
+    data_size: usize,
+}
 
 impl Frequencies {
     /// Fits frequencies to `bytes`. Nothing if fewer than two values occur.
-    pub(super) fn of(bytes: &[u8]) -> Option<(Self, usize)> {
+    pub(super) fn of(bytes: &[u8]) -> Option<Self> {
         let counts = histogram(bytes);
         if counts.iter().filter(|c| **c > 0).count() < 2 {
             return None;
@@ -48,23 +54,34 @@ impl Frequencies {
             .filter(|s| f[*s] > 0)
             .map(|s| counts[s] as f64 * (12.0 - f64::from(f[s]).log2()))
             .sum();
-        let f = Frequencies(f);
-        let mut w = Writer::new();
-        f.write(&mut w);
+        Some(Frequencies {
+            of: f,
+            data_size: (bits / 8.0) as usize,
+        })
+    }
+
+    /// About how many bytes [`encode`] will make, without the frequencies.
+    pub(super) fn data_size(&self) -> usize {
         // The states hold about half of what they can.
-        let size = w.finish().len() + 4 * LANES + ((bits / 8.0) as usize).saturating_sub(LANES);
-        Some((f, size))
+        4 * LANES + self.data_size.saturating_sub(LANES)
+    }
+
+    /// About how many bytes [`encode`] will make.
+    pub(super) fn size(&self) -> usize {
+        let mut w = Writer::new();
+        self.write(&mut w);
+        w.finish().len() + self.data_size()
     }
 
     /// The highest byte that occurs, then the frequency of each byte from 0 up to it; after a zero, how many more follow.
     fn write(&self, w: &mut Writer) {
-        let last = self.0.iter().rposition(|f| *f > 0).unwrap_or(0);
+        let last = self.of.iter().rposition(|f| *f > 0).unwrap_or(0);
         w.u8(last as u8);
         let mut s = 0;
         while s <= last {
-            w.varint(u64::from(self.0[s]));
-            if self.0[s] == 0 {
-                let more = self.0[s + 1..].iter().take_while(|f| **f == 0).count();
+            w.varint(u64::from(self.of[s]));
+            if self.of[s] == 0 {
+                let more = self.of[s + 1..].iter().take_while(|f| **f == 0).count();
                 w.u8(more as u8);
                 s += more;
             }
@@ -94,16 +111,7 @@ impl Frequencies {
         if sum != SCALE || s != last + 1 {
             return Err(bad());
         }
-        Ok(Frequencies(f))
-    }
-
-    /// The sum of the frequencies before each byte's.
-    fn starts(&self) -> [u32; 256] {
-        let mut sum = 0;
-        self.0.map(|f| {
-            sum += f;
-            sum - f
-        })
+        Ok(Frequencies { of: f, data_size: 0 })
     }
 }
 
@@ -122,39 +130,80 @@ fn histogram(bytes: &[u8]) -> [u64; 256] {
     std::array::from_fn(|s| tables.iter().map(|t| u64::from(t[s])).sum())
 }
 
+/// What coding a byte takes: its frequency, the sum of those before it, and the frequency's reciprocal.
+#[derive(Clone, Copy)]
+struct Symbol {
+    frequency: u32,
+    start: u32,
+    reciprocal: u64,
+}
+
+/// With x < 2²⁰f and f < 2¹², ⌊x·⌈2⁴⁴/f⌉ / 2⁴⁴⌋ is ⌊x/f⌋ and the product stays below 2⁶⁴.
+const RECIPROCAL_BITS: u32 = 44;
+
+impl Frequencies {
+    fn symbols(&self) -> [Symbol; 256] {
+        let mut sum = 0;
+        self.of.map(|frequency| {
+            let reciprocal = (1u64 << RECIPROCAL_BITS).div_ceil(u64::from(frequency.max(1)));
+            sum += frequency;
+            Symbol {
+                frequency,
+                start: sum - frequency,
+                reciprocal,
+            }
+        })
+    }
+}
+
 /// Codes `bytes` with frequencies that were fitted to them.
 pub(super) fn encode(f: &Frequencies, bytes: &[u8]) -> Vec<u8> {
-    let starts = f.starts();
+    let symbols = f.symbols();
     let mut states = [LOW; LANES];
-    // The decoder reads forwards what is written here backwards.
-    let mut words: Vec<u16> = Vec::with_capacity(bytes.len() / 4);
-    let whole = bytes.len() - bytes.len() % LANES;
-    let mut put = |lane: usize, byte: u8| {
-        let (freq, start) = (f.0[usize::from(byte)], starts[usize::from(byte)]);
-        let x = &mut states[lane];
-        if *x >= freq << (32 - SCALE_BITS) {
-            words.push(*x as u16);
-            *x >>= 16;
+    let (groups, rest) = bytes.as_chunks::<LANES>();
+    // The decoder reads forwards what is written here backwards: at most a word for each byte.
+    scratch::with_bytes(2 * bytes.len(), |words| {
+        let mut end = words.len();
+        for (x, b) in states.iter_mut().zip(rest).rev() {
+            let (word, more) = put(&symbols[usize::from(*b)], x);
+            words[end - 2..end].copy_from_slice(&word.to_le_bytes());
+            end -= 2 * usize::from(more);
         }
-        *x = ((*x / freq) << SCALE_BITS) + *x % freq + start;
-    };
-    for (lane, b) in bytes[whole..].iter().enumerate().rev() {
-        put(lane, *b);
-    }
-    for group in bytes[..whole].rchunks_exact(LANES) {
-        for lane in (0..LANES).rev() {
-            put(lane, group[lane]);
+        let (mut room, _) = words.split_at_mut(end);
+        for group in groups.iter().rev() {
+            let Some((rest, last)) = room.split_last_chunk_mut::<{ 2 * LANES }>() else {
+                break;
+            };
+            let mut end = LANES;
+            for (x, b) in states.iter_mut().zip(group).rev() {
+                let (word, more) = put(&symbols[usize::from(*b)], x);
+                let at = 2 * (end - 1);
+                last[at..at + 2].copy_from_slice(&word.to_le_bytes());
+                end -= usize::from(more);
+            }
+            let left = rest.len() + 2 * end;
+            room = &mut room[..left];
         }
-    }
-    let mut w = Writer::new();
-    f.write(&mut w);
-    for x in states {
-        w.u32(x);
-    }
-    for word in words.iter().rev() {
-        w.u16(*word);
-    }
-    w.finish()
+        let taken = room.len();
+        let mut w = Writer::new();
+        f.write(&mut w);
+        for x in states {
+            w.u32(x);
+        }
+        w.raw(&words[taken..]);
+        w.finish()
+    })
+}
+
+/// Codes one byte into a state; gives the state's lower half and whether it had to be moved out first.
+#[inline(always)]
+fn put(symbol: &Symbol, x: &mut u32) -> (u16, bool) {
+    let word = *x as u16;
+    let more = u64::from(*x) >= u64::from(symbol.frequency) << (32 - SCALE_BITS);
+    let y = select_unpredictable(more, *x >> 16, *x);
+    let quotient = ((u64::from(y) * symbol.reciprocal) >> RECIPROCAL_BITS) as u32;
+    *x = y + quotient * (SCALE - symbol.frequency) + symbol.start;
+    (word, more)
 }
 
 /// Fills `out`; a payload that holds less or more is damage.
@@ -166,8 +215,8 @@ pub(super) fn decode(payload: &[u8], out: &mut [u8]) -> Result<()> {
         *x = r.u32()?;
     }
     let mut words = r.raw(r.remaining())?;
-    let mut groups = out.chunks_exact_mut(LANES);
-    for group in &mut groups {
+    let (groups, rest) = out.as_chunks_mut::<LANES>();
+    for group in groups {
         let n = match words.first_chunk() {
             Some(next) => step(&table, &mut states, next, group),
             // Near the end, zeros stand in for words that are not there; none of them may be taken.
@@ -177,8 +226,12 @@ pub(super) fn decode(payload: &[u8], out: &mut [u8]) -> Result<()> {
             .get(n..)
             .ok_or_else(|| Error::damage("entropy-coded plane is truncated"))?;
     }
-    let n = step(&table, &mut states, &padded(words), groups.into_remainder());
-    if n != words.len() || states != [LOW; LANES] {
+    let next = padded(words);
+    let mut taken = 0;
+    for (x, b) in states.iter_mut().zip(rest) {
+        *b = take(&table, x, &next, &mut taken);
+    }
+    if 2 * taken != words.len() || states != [LOW; LANES] {
         return Err(Error::damage("entropy-coded plane does not end where it should"));
     }
     Ok(())
@@ -191,39 +244,38 @@ fn padded(words: &[u8]) -> [u8; 2 * LANES] {
     next
 }
 
-/// Decodes up to one byte from each state and tops the states up; gives the bytes of `next` that it took.
+/// Decodes a byte from each state; gives the bytes of `next` that topped them up.
 #[inline(always)]
-fn step(
-    table: &[u32; SCALE as usize],
-    states: &mut [u32; LANES],
-    next: &[u8; 2 * LANES],
-    group: &mut [u8],
-) -> usize {
-    let words: [u16; LANES] = std::array::from_fn(|i| u16::from_le_bytes([next[2 * i], next[2 * i + 1]]));
+fn step(table: &Table, states: &mut [u32; LANES], next: &[u8; 2 * LANES], group: &mut [u8; LANES]) -> usize {
     let mut taken = 0;
     for (x, b) in states.iter_mut().zip(group) {
-        let entry = table[(*x % SCALE) as usize];
-        *b = entry as u8;
-        // Cannot overflow while the state is below 2³², since frequency times the state's upper bits and the rest stay below it.
-        let y = (entry >> 20)
-            .wrapping_mul(*x >> SCALE_BITS)
-            .wrapping_add(entry >> 8 & (SCALE - 1));
-        let more = y < LOW;
-        *x = if more {
-            y << 16 | u32::from(words[taken % LANES])
-        } else {
-            y
-        };
-        taken += usize::from(more);
+        *b = take(table, x, next, &mut taken);
     }
     2 * taken
 }
 
+/// Decodes a byte from one state and tops it up from `next`, of which `taken` words have been taken.
+#[inline(always)]
+fn take(table: &Table, x: &mut u32, next: &[u8; 2 * LANES], taken: &mut usize) -> u8 {
+    let entry = table[(*x % SCALE) as usize];
+    // Below 2³², as the frequency is below 2¹² and the state's upper bits below 2²⁰.
+    let y = (entry >> 20) * (*x >> SCALE_BITS) + (entry >> 8 & (SCALE - 1));
+    let at = *taken % LANES * 2;
+    let word = u32::from(u16::from_le_bytes([next[at], next[at + 1]]));
+    // Without a branch: whether a state needs topping up is what cannot be predicted.
+    let more = y < LOW;
+    *x = select_unpredictable(more, y << 16 | word, y);
+    *taken += usize::from(more);
+    entry as u8
+}
+
+type Table = [u32; SCALE as usize];
+
 /// For each remainder of a state: frequency in the upper 12 bits, offset within it in the next 12, the byte in the lower 8.
-fn table(f: &Frequencies) -> Box<[u32; SCALE as usize]> {
+fn table(f: &Frequencies) -> Box<Table> {
     let mut table = Box::new([0; SCALE as usize]);
     let mut entries = table.iter_mut();
-    for (s, freq) in (0..).zip(f.0) {
+    for (s, freq) in (0..).zip(f.of) {
         for (offset, entry) in (0..freq).zip(&mut entries) {
             *entry = freq << 20 | offset << 8 | s;
         }
@@ -237,9 +289,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn assert_round_trips(bytes: &[u8]) {
-        let Some((f, size)) = Frequencies::of(bytes) else {
+        let Some(f) = Frequencies::of(bytes) else {
             return;
         };
+        let size = f.size();
         let payload = encode(&f, bytes);
         assert!(
             payload.len().abs_diff(size) <= 10 + size / 64,
@@ -274,7 +327,7 @@ mod tests {
         let mut bytes = vec![200; 1 << 20];
         bytes[77_777] = 3;
         assert_round_trips(&bytes);
-        let (f, _) = Frequencies::of(&bytes).unwrap();
+        let f = Frequencies::of(&bytes).unwrap();
         assert!(encode(&f, &bytes).len() < 150);
         assert!(Frequencies::of(&[5; 100]).is_none());
         assert!(Frequencies::of(&[]).is_none());

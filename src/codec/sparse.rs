@@ -37,6 +37,10 @@ fn collect<W: Word>(raw: &[u8], base: &[u8], number: Number, gaps: &mut Vec<u8>,
     let mut next = 0;
     for start in (0..n).step_by(STRETCH) {
         let len = STRETCH.min(n - start);
+        let bytes = start * W::WIDTH..(start + len) * W::WIDTH;
+        if raw[bytes.clone()] == base[bytes] {
+            continue;
+        }
         W::load(&raw[start * W::WIDTH..], &mut x[..len]);
         W::load(&base[start * W::WIDTH..], &mut b[..len]);
         let mut m = 0;

@@ -179,6 +179,38 @@ fn text_that_moved_is_copied_from_the_base() {
     assert_decodes(&e, &raw, Number::Bytes, Some(&base));
 }
 
+#[test]
+fn rows_that_repeat_from_afar_are_found() {
+    let rows = noise(5, 300_000);
+    let twice = [&rows[..], &rows[..]].concat();
+    let e = encode(&twice, Number::F32, None);
+    assert!(
+        e.payload.len() < rows.len() + 1000,
+        "{} {}",
+        e.codec.name(),
+        e.payload.len()
+    );
+    assert_decodes(&e, &twice, Number::F32, None);
+    let grown = [&noise(6, 4096)[..], &rows[..]].concat();
+    let e = encode(&grown, Number::F32, Some(&rows));
+    assert_eq!(e.codec, Codec::ZstdRef);
+    assert!(e.payload.len() < 5000, "{}", e.payload.len());
+    assert_decodes(&e, &grown, Number::F32, Some(&rows));
+}
+
+#[test]
+fn what_a_thread_did_before_changes_nothing() {
+    let base = noise(8, 200_000);
+    let raw = nudged(&base, Number::BF16, 3, 9);
+    let run = move || {
+        let each = |codec: &Codec| encode_as(*codec, &raw, Number::BF16, Some(&base));
+        Codec::ALL.iter().map(each).collect::<Vec<_>>()
+    };
+    let here = run();
+    assert_eq!(here, run());
+    assert_eq!(here, std::thread::spawn(run).join().unwrap());
+}
+
 fn number() -> impl Strategy<Value = Number> {
     prop::sample::select(&NUMBERS[..])
 }

@@ -57,13 +57,21 @@ pub(super) struct FileBases {
 impl Bases {
     pub(super) fn new(parts: &Parts, ancestors: Vec<Arc<Numbered>>) -> Self {
         let versions = ancestors.into_iter().map(|v| (v, None)).collect();
-        Bases { packs: parts.packs.clone(), rebuilder: parts.rebuilder.clone(), versions, loaded: HashMap::new() }
+        Bases {
+            packs: parts.packs.clone(),
+            rebuilder: parts.rebuilder.clone(),
+            versions,
+            loaded: HashMap::new(),
+        }
     }
 
     /// Bases for the chunks of a parsed file at `path` in the new version.
     pub(super) fn of_layout(&mut self, path: &[u8], layout: &Layout) -> FileBases {
         let keys = layout.chunk_keys();
-        let mut found = FileBases { chunks: vec![None; keys.len()], layout: None };
+        let mut found = FileBases {
+            chunks: vec![None; keys.len()],
+            layout: None,
+        };
         let like = alike(path);
         for v in 0..self.versions.len() {
             for file in self.candidates(v, path, &like) {
@@ -85,7 +93,10 @@ impl Bases {
         let like = alike(path);
         for v in 0..self.versions.len().min(4) {
             let files = self.list(v);
-            let same = files.iter().filter(|f| f.path == path).chain(files.iter().filter(|f| f.like == like));
+            let same = files
+                .iter()
+                .filter(|f| f.path == path)
+                .chain(files.iter().filter(|f| f.like == like));
             let near: Vec<_> = same.take(4).map(|f| (f.hash, f.len)).collect();
             if let Some(base) = near.into_iter().find_map(|f| self.offer(f).whole) {
                 return Some(base);
@@ -110,7 +121,9 @@ impl Bases {
     }
 
     fn list(&mut self, v: usize) -> Arc<Vec<Listed>> {
-        let Some((version, listed)) = self.versions.get(v) else { return Arc::default() };
+        let Some((version, listed)) = self.versions.get(v) else {
+            return Arc::default();
+        };
         if let Some(files) = listed {
             return files.clone();
         }
@@ -133,7 +146,12 @@ impl Bases {
                 let mut path: Vec<u8> = prefix.clone();
                 path.extend_from_slice(&e.name);
                 match e.kind {
-                    EntryKind::File { hash, len, .. } if len > 0 => out.push(Listed { like: alike(&path), path, hash, len }),
+                    EntryKind::File { hash, len, .. } if len > 0 => out.push(Listed {
+                        like: alike(&path),
+                        path,
+                        hash,
+                        len,
+                    }),
                     EntryKind::Dir { tree, .. } => {
                         path.push(b'/');
                         dirs.push((path, tree));
@@ -168,13 +186,20 @@ impl Bases {
         let manifest = Manifest::decode(&self.rebuilder.node(&*self.packs, NodeKind::Manifest, &id)?)?;
         Ok(match manifest.shape {
             Shape::Opaque(_) => match manifest.chunks[..] {
-                [only] => Offer { whole: Some(only), ..Offer::default() },
+                [only] => Offer {
+                    whole: Some(only),
+                    ..Offer::default()
+                },
                 _ => Offer::default(),
             },
             Shape::Layout(id) => {
                 let layout = Layout::decode(&self.rebuilder.node(&*self.packs, NodeKind::Layout, &id)?)?;
                 let chunks = layout.chunk_keys().into_iter().zip(manifest.chunks).collect();
-                Offer { chunks, layout: Some(id), whole: None }
+                Offer {
+                    chunks,
+                    layout: Some(id),
+                    whole: None,
+                }
             }
         })
     }
@@ -200,7 +225,10 @@ mod tests {
     #[test]
     fn steps_do_not_make_a_path_another() {
         assert_eq!(alike(b"step-000020.safetensors"), alike(b"step-7.safetensors"));
-        assert_eq!(alike(b"checkpoint-20/model-00001-of-00003"), b"checkpoint-#/model-#-of-#");
+        assert_eq!(
+            alike(b"checkpoint-20/model-00001-of-00003"),
+            b"checkpoint-#/model-#-of-#"
+        );
         assert_ne!(alike(b"a/model.pt"), alike(b"b/model.pt"));
     }
 }

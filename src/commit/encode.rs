@@ -66,7 +66,9 @@ impl Pending {
 
     fn append(&self, kind: NodeKind, id: &NodeId, meta: &NodeMeta, payload: &[u8]) -> Result<()> {
         let mut writer = self.writer.lock();
-        let writer = writer.as_mut().ok_or_else(|| Error::new(Kind::Io, "the commit is over"))?;
+        let writer = writer
+            .as_mut()
+            .ok_or_else(|| Error::new(Kind::Io, "the commit is over"))?;
         if !writer.contains(id) {
             writer.append(kind as u8, id, &meta.encode(), payload)?;
         }
@@ -76,14 +78,22 @@ impl Pending {
 
 /// Starts the encoder threads; they end when the sender is dropped.
 pub(super) fn start_workers<'s>(
-    scope: &'s Scope<'s, '_>, encoder: &'s Encoder, threads: usize,
+    scope: &'s Scope<'s, '_>,
+    encoder: &'s Encoder,
+    threads: usize,
 ) -> Sender<Job> {
     let (send, receive) = bounded::<Job>(threads.max(1) * 2);
     for _ in 0..threads.max(1) {
         let receive = receive.clone();
         scope.spawn(move || {
             for job in receive {
-                let Job { raw, number, previous, place, reply } = job;
+                let Job {
+                    raw,
+                    number,
+                    previous,
+                    place,
+                    reply,
+                } = job;
                 let work = || encoder.chunk(&raw, number, previous);
                 let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
                 let result = result.unwrap_or_else(|_| Err(Error::new(Kind::Io, "an encoder failed")));
@@ -98,8 +108,14 @@ pub(super) fn start_workers<'s>(
 impl Encoder {
     pub(super) fn new(parts: &Parts) -> Result<Self> {
         let writer = Mutex::new(Some(parts.packs.writer()?));
-        let source = Arc::new(Pending { packs: parts.packs.clone(), writer });
-        Ok(Encoder { rebuilder: parts.rebuilder.clone(), source })
+        let source = Arc::new(Pending {
+            packs: parts.packs.clone(),
+            writer,
+        });
+        Ok(Encoder {
+            rebuilder: parts.rebuilder.clone(),
+            source,
+        })
     }
 
     pub(super) fn rebuilder(&self) -> &Arc<Rebuilder> {
@@ -109,7 +125,9 @@ impl Encoder {
     /// Makes what was appended durable.
     pub(super) fn finish(&self) -> Result<PackRange> {
         let writer = self.source.writer.lock().take();
-        writer.ok_or_else(|| Error::new(Kind::Io, "the commit is over"))?.finish()
+        writer
+            .ok_or_else(|| Error::new(Kind::Io, "the commit is over"))?
+            .finish()
     }
 
     /// Stores a chunk unless it is there. `previous` is the chunk at its place in an earlier version.
@@ -120,37 +138,95 @@ impl Encoder {
     }
 
     /// Stores another node unless it is there.
-    pub(super) fn node(&self, kind: NodeKind, id: NodeId, raw: &[u8], previous: Option<NodeId>) -> Result<()> {
+    pub(super) fn node(
+        &self,
+        kind: NodeKind,
+        id: NodeId,
+        raw: &[u8],
+        previous: Option<NodeId>,
+    ) -> Result<()> {
         self.store(kind, id, raw, Number::Bytes, previous)
     }
 
-    fn store(&self, kind: NodeKind, id: NodeId, raw: &[u8], number: Number, previous: Option<NodeId>) -> Result<()> {
-        let too_long = || Error::new(Kind::Limit, format!("a {} of {} bytes is too large to store", kind.name(), raw.len()));
-        let raw_len = u32::try_from(raw.len()).ok().filter(|n| *n <= kind.max_len()).ok_or_else(too_long)?;
+    fn store(
+        &self,
+        kind: NodeKind,
+        id: NodeId,
+        raw: &[u8],
+        number: Number,
+        previous: Option<NodeId>,
+    ) -> Result<()> {
+        let too_long = || {
+            Error::new(
+                Kind::Limit,
+                format!("a {} of {} bytes is too large to store", kind.name(), raw.len()),
+            )
+        };
+        let raw_len = u32::try_from(raw.len())
+            .ok()
+            .filter(|n| *n <= kind.max_len())
+            .ok_or_else(too_long)?;
         if self.source.contains(&id)? {
             return Ok(());
         }
         if let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten() {
-            let base_raw = match kind {
-                NodeKind::Chunk => self.rebuilder.chunk(&*self.source, &base.id)?,
-                _ => Arc::new(self.rebuilder.node(&*self.source, kind, &base.id)?),
-            };
-            let encoded = codec::encode(raw, number, Some(&base_raw));
-            let cost = base.cost + encoded.payload.len() as u64;
-            if encoded.codec.needs_base() && cost <= MAX_COST * raw.len() as u64 {
-                let delta = Delta { base: base.id, depth: base.depth + 1, revision: base.revision, cost };
-                let meta = NodeMeta { codec: encoded.codec, number, raw_len, delta: Some(delta) };
-                if self.proves(&meta, &encoded.payload, raw, Some(&base_raw)) {
-                    return self.source.append(kind, &id, &meta, &encoded.payload);
+            match self.against(kind, &base, raw, number, raw_len) {
+                Ok(Some((meta, payload))) => return self.source.append(kind, &id, &meta, &payload),
+                Ok(None) => {}
+                // A base that is gone or damaged costs space, not the commit.
+                Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
+                    log::warn!("cannot use a base: {e}")
                 }
+                Err(e) => return Err(e),
             }
         }
         let mut encoded = codec::encode(raw, number, None);
-        let mut meta = NodeMeta { codec: encoded.codec, number, raw_len, delta: None };
+        let mut meta = NodeMeta {
+            codec: encoded.codec,
+            number,
+            raw_len,
+            delta: None,
+        };
         if !self.proves(&meta, &encoded.payload, raw, None) {
             (meta.codec, encoded.payload) = (Codec::Raw, raw.to_vec());
         }
         self.source.append(kind, &id, &meta, &encoded.payload)
+    }
+
+    /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.
+    fn against(
+        &self,
+        kind: NodeKind,
+        base: &Base,
+        raw: &[u8],
+        number: Number,
+        raw_len: u32,
+    ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
+        let base_raw = match kind {
+            NodeKind::Chunk => self.rebuilder.chunk(&*self.source, &base.id)?,
+            _ => Arc::new(self.rebuilder.node(&*self.source, kind, &base.id)?),
+        };
+        let encoded = codec::encode(raw, number, Some(&base_raw));
+        let cost = base.cost + encoded.payload.len() as u64;
+        if encoded.codec.needs_base() && cost > MAX_COST * raw.len() as u64 {
+            return Ok(None);
+        }
+        let delta = Delta {
+            base: base.id,
+            depth: base.depth + 1,
+            revision: base.revision,
+            cost,
+        };
+        let delta = encoded.codec.needs_base().then_some(delta);
+        let meta = NodeMeta {
+            codec: encoded.codec,
+            number,
+            raw_len,
+            delta,
+        };
+        Ok(self
+            .proves(&meta, &encoded.payload, raw, Some(&base_raw))
+            .then_some((meta, encoded.payload)))
     }
 
     /// Whether the payload decodes to the raw bytes. If not, a codec is at fault: the bytes are stored another way.
@@ -159,14 +235,19 @@ impl Encoder {
         let done = codec::decode(meta.codec, meta.number, payload, raw.len(), &mut buf);
         let ok = done.is_ok() && buf == raw;
         if !ok {
-            log::error!("codec {} does not give back what it was given; stored another way", meta.codec.name());
+            log::error!(
+                "codec {} does not give back what it was given; stored another way",
+                meta.codec.name()
+            );
         }
         ok
     }
 
     /// The base for the revision that follows `previous`, found by walking down its chain.
     fn base(&self, kind: NodeKind, previous: NodeId) -> Result<Option<Base>> {
-        let Some(meta) = self.meta_of(kind, &previous)? else { return Ok(None) };
+        let Some(meta) = self.meta_of(kind, &previous)? else {
+            return Ok(None);
+        };
         let revision = meta.0.revision().saturating_add(1);
         let target = base_revision(revision);
         let (mut at, mut meta) = (previous, meta);
@@ -179,7 +260,12 @@ impl Encoder {
             }
         }
         let (depth, cost) = (meta.0.depth(), meta.0.cost(meta.1));
-        Ok((depth < MAX_DEPTH).then_some(Base { id: at, depth, revision, cost }))
+        Ok((depth < MAX_DEPTH).then_some(Base {
+            id: at,
+            depth,
+            revision,
+            cost,
+        }))
     }
 
     /// A node's meta and payload length; none for what is not there or of another kind.
@@ -240,7 +326,11 @@ mod tests {
         assert_eq!(chain(7), [7, 6, 5, 4, 0]);
         assert_eq!(chain(21), [21, 20, 16, 0]);
         for n in 1..64 {
-            assert!(chain(n).len() - 1 <= usize::from(MAX_DEPTH), "{n}: {:?}", chain(n));
+            assert!(
+                chain(n).len() - 1 <= usize::from(MAX_DEPTH),
+                "{n}: {:?}",
+                chain(n)
+            );
         }
         // The base of n is always on the chain of n - 1, which is how it is found.
         for n in 1..5000 {

@@ -38,14 +38,26 @@ impl Source for OpenFile<'_> {
 
 fn read_error(e: &std::io::Error) -> Error {
     match e.kind() {
-        std::io::ErrorKind::UnexpectedEof => Error::new(Kind::Changed, "the file became shorter while it was read"),
-        _ => Error::io("read", std::io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(libc::EIO))),
+        std::io::ErrorKind::UnexpectedEof => {
+            Error::new(Kind::Changed, "the file became shorter while it was read")
+        }
+        _ => Error::io(
+            "read",
+            std::io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(libc::EIO)),
+        ),
     }
 }
 
 /// What tells that a file was written to: its inode, length and times.
 fn stamp(m: &Metadata) -> (u64, u64, i64, i64, i64, i64) {
-    (m.ino(), m.len(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec())
+    (
+        m.ino(),
+        m.len(),
+        m.mtime(),
+        m.mtime_nsec(),
+        m.ctime(),
+        m.ctime_nsec(),
+    )
 }
 
 impl Commit<'_> {
@@ -54,7 +66,8 @@ impl Commit<'_> {
         let at = |e: Error| e.context(source.display());
         for _ in 0..TRIES {
             // O_NONBLOCK: a FIFO put in the file's place must not hang the commit.
-            let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NONBLOCK;
+            let flags =
+                rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NONBLOCK;
             let file = rustix::fs::open(source, flags, rustix::fs::Mode::empty());
             let file = File::from(file.map_err(|e| at(Error::io("open", e.into())))?);
             let before = file.metadata().map_err(|e| at(Error::io("stat", e)))?;
@@ -71,7 +84,10 @@ impl Commit<'_> {
                 return Ok(done);
             }
         }
-        Err(at(Error::new(Kind::Changed, format!("changed while it was read, {TRIES} times; commit it once it is written"))))
+        Err(at(Error::new(
+            Kind::Changed,
+            format!("changed while it was read, {TRIES} times; commit it once it is written"),
+        )))
     }
 
     fn try_file(&self, file: &File, len: u64, path: &[u8]) -> Result<(FileHash, u64)> {
@@ -85,22 +101,34 @@ impl Commit<'_> {
     }
 
     fn parsed(&self, file: &File, layout: Arc<Layout>, path: &[u8]) -> Result<(FileHash, u64)> {
-        let FileBases { chunks: bases, layout: layout_base } = self.bases.lock().of_layout(path, &layout);
+        let FileBases {
+            chunks: bases,
+            layout: layout_base,
+        } = self.bases.lock().of_layout(path, &layout);
         let mut crc = SpanCrc::new(crc_spans(&layout))?;
         let mut hasher = FileHasher::default();
         let mut open: HashMap<u32, (Vec<u8>, u32)> = HashMap::new();
         let mut input = BufReader::with_capacity(READ / 4, file);
         let (reply, replies) = unbounded();
         for e in &layout.extents {
-            let plan = layout.chunks.get(e.chunk as usize).ok_or_else(|| Error::damage("layout names a missing chunk"))?;
-            let (raw, filled) = open.entry(e.chunk).or_insert_with(|| (vec![0; plan.len as usize], 0));
+            let plan = layout
+                .chunks
+                .get(e.chunk as usize)
+                .ok_or_else(|| Error::damage("layout names a missing chunk"))?;
+            let (raw, filled) = open
+                .entry(e.chunk)
+                .or_insert_with(|| (vec![0; plan.len as usize], 0));
             let (from, to) = (e.offset as usize, e.offset as usize + e.len as usize);
-            let part = raw.get_mut(from..to).ok_or_else(|| Error::damage("layout reaches past a chunk"))?;
+            let part = raw
+                .get_mut(from..to)
+                .ok_or_else(|| Error::damage("layout reaches past a chunk"))?;
             input.read_exact(part).map_err(|e| read_error(&e))?;
             hasher.update(part);
             crc.update(part);
             *filled += e.len;
-            if *filled == plan.len && let Some((raw, _)) = open.remove(&e.chunk) {
+            if *filled == plan.len
+                && let Some((raw, _)) = open.remove(&e.chunk)
+            {
                 let place = e.chunk as usize;
                 let previous = bases.get(place).copied().flatten();
                 self.advance(raw.len() as u64);
@@ -111,7 +139,13 @@ impl Commit<'_> {
         let chunks = collect(&replies, layout.chunks.len())?;
         let (hash, crcs) = (hasher.finish(), crc.finish()?);
         let source = self.encoder.source.clone();
-        let stored = StoredFile::new(self.encoder.rebuilder(), source, layout.clone(), chunks.clone(), crcs.clone())?;
+        let stored = StoredFile::new(
+            self.encoder.rebuilder(),
+            source,
+            layout.clone(),
+            chunks.clone(),
+            crcs.clone(),
+        )?;
         match split(&stored)? {
             Split::Parsed(again) if again == *layout => {}
             _ => return Err(Error::new(Kind::Changed, "the file changed while it was parsed")),
@@ -119,7 +153,15 @@ impl Commit<'_> {
         let bytes = layout.encode();
         let id = NodeId(Domain::Layout.hash(&bytes));
         self.encoder.node(NodeKind::Layout, id, &bytes, layout_base)?;
-        self.manifest(hash, layout.len, &Manifest { shape: Shape::Layout(id), chunks, crcs })
+        self.manifest(
+            hash,
+            layout.len,
+            &Manifest {
+                shape: Shape::Layout(id),
+                chunks,
+                crcs,
+            },
+        )
     }
 
     fn opaque(&self, file: &File, len: u64, path: &[u8]) -> Result<(FileHash, u64)> {
@@ -134,7 +176,13 @@ impl Commit<'_> {
                 let place = lens.len();
                 lens.push(chunk.len() as u32);
                 self.advance(chunk.len() as u64);
-                self.encode(chunk.to_vec(), Number::Bytes, base.filter(|_| place == 0), place, &reply)
+                self.encode(
+                    chunk.to_vec(),
+                    Number::Bytes,
+                    base.filter(|_| place == 0),
+                    place,
+                    &reply,
+                )
             };
             let mut buf = vec![0; READ.min(len as usize + 1)];
             let mut input = file;
@@ -151,27 +199,56 @@ impl Commit<'_> {
         }
         drop(reply);
         if total != len {
-            return Err(Error::new(Kind::Changed, "the file changed its length while it was read"));
+            return Err(Error::new(
+                Kind::Changed,
+                "the file changed its length while it was read",
+            ));
         }
         let chunks = collect(&replies, lens.len())?;
-        self.manifest(hasher.finish(), len, &Manifest { shape: Shape::Opaque(lens), chunks, crcs: Vec::new() })
+        self.manifest(
+            hasher.finish(),
+            len,
+            &Manifest {
+                shape: Shape::Opaque(lens),
+                chunks,
+                crcs: Vec::new(),
+            },
+        )
     }
 
     /// Hands a chunk to the encoders; small ones are not worth the way there.
     fn encode(
-        &self, raw: Vec<u8>, number: Number, previous: Option<NodeId>, place: usize, reply: &Sender<(usize, Result<NodeId>)>,
+        &self,
+        raw: Vec<u8>,
+        number: Number,
+        previous: Option<NodeId>,
+        place: usize,
+        reply: &Sender<(usize, Result<NodeId>)>,
     ) -> Result<()> {
         if raw.len() <= 4096 {
             let result = self.encoder.chunk(&raw, number, previous);
             let _ = reply.send((place, result));
             return Ok(());
         }
-        let job = Job { raw, number, previous, place, reply: reply.clone() };
-        self.jobs.send(job).map_err(|_| Error::new(Kind::Io, "the encoders have stopped"))
+        let job = Job {
+            raw,
+            number,
+            previous,
+            place,
+            reply: reply.clone(),
+        };
+        self.jobs
+            .send(job)
+            .map_err(|_| Error::new(Kind::Io, "the encoders have stopped"))
     }
 
     fn manifest(&self, hash: FileHash, len: u64, manifest: &Manifest) -> Result<(FileHash, u64)> {
-        self.encoder.node(NodeKind::Manifest, Manifest::id(&hash, len), &manifest.encode(), None)?;
+        self.encoder.node(
+            NodeKind::Manifest,
+            Manifest::id(&hash, len),
+            &manifest.encode(),
+            None,
+        )?;
         Ok((hash, len))
     }
 }
@@ -180,7 +257,9 @@ impl Commit<'_> {
 fn collect(replies: &Receiver<(usize, Result<NodeId>)>, count: usize) -> Result<Vec<NodeId>> {
     let mut ids = vec![None; count];
     for (place, result) in replies {
-        let slot = ids.get_mut(place).ok_or_else(|| Error::damage("encoder answered for a chunk that is not there"))?;
+        let slot = ids
+            .get_mut(place)
+            .ok_or_else(|| Error::damage("encoder answered for a chunk that is not there"))?;
         *slot = Some(result?);
     }
     let whole: Option<Vec<NodeId>> = ids.into_iter().collect();

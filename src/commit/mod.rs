@@ -93,7 +93,10 @@ impl Commit<'_> {
     fn advance(&self, bytes: u64) {
         let done = self.done.fetch_add(bytes, Relaxed) + bytes;
         if let Some(tell) = &self.request.progress {
-            tell(Progress { done, total: self.total.max(done) });
+            tell(Progress {
+                done,
+                total: self.total.max(done),
+            });
         }
     }
 }
@@ -101,14 +104,20 @@ impl Commit<'_> {
 /// Commits the request as the branch's next version. Returns once it is durable.
 pub fn commit(parts: &Parts, request: &CommitRequest) -> Result<Committed> {
     check_name("branch", &request.branch)?;
-    let first = request.entries.first().ok_or_else(|| Error::new(Kind::Usage, "nothing to commit"))?;
+    let first = request
+        .entries
+        .first()
+        .ok_or_else(|| Error::new(Kind::Usage, "nothing to commit"))?;
     parts.packs.refresh()?;
     let ancestors = {
         let history = parts.history.read();
         // Refuses a tag's name before any work is done.
         let head = history.branch(&request.branch).ok().and_then(|b| b.head());
         if history.tags().contains_key(&request.branch) {
-            return Err(Error::new(Kind::Exists, format!("{:?} is a tag, not a branch", request.branch)));
+            return Err(Error::new(
+                Kind::Exists,
+                format!("{:?} is a tag, not a branch", request.branch),
+            ));
         }
         history.ancestors(head, base::ANCESTORS)
     };
@@ -120,7 +129,14 @@ pub fn commit(parts: &Parts, request: &CommitRequest) -> Result<Committed> {
     let found = std::thread::scope(|scope| {
         let jobs = encode::start_workers(scope, &encoder, parts.threads);
         let bases = Mutex::new(Bases::new(parts, ancestors));
-        let commit = Commit { request, encoder: &encoder, jobs, bases, total, done: AtomicU64::new(0) };
+        let commit = Commit {
+            request,
+            encoder: &encoder,
+            jobs,
+            bases,
+            total,
+            done: AtomicU64::new(0),
+        };
         walk::walk(&commit)
     })?;
     let tree = Tree::new(found.entries)?;
@@ -138,11 +154,22 @@ pub fn commit(parts: &Parts, request: &CommitRequest) -> Result<Committed> {
         len,
     };
     let (id, number) = publish(parts, request.branch.clone(), version, found.files, range)?;
-    Ok(Committed { id, branch: request.branch.clone(), number, bytes: len, stored, links_outside: found.links_outside })
+    Ok(Committed {
+        id,
+        branch: request.branch.clone(),
+        number,
+        bytes: len,
+        stored,
+        links_outside: found.links_outside,
+    })
 }
 
 fn publish(
-    parts: &Parts, branch: String, version: Version, files: u64, range: crate::pack::PackRange,
+    parts: &Parts,
+    branch: String,
+    version: Version,
+    files: u64,
+    range: crate::pack::PackRange,
 ) -> Result<(VersionId, u64)> {
     let placed = Arc::new(Mutex::new(None));
     let (history, slot) = (parts.history.clone(), placed.clone());
@@ -152,7 +179,10 @@ fn publish(
         history.with_pending(pending, |h| {
             let (change, id, number) = h.next(&branch, version, files, stored)?;
             *slot.lock() = Some((id, number));
-            Ok(Record { changes: vec![change] }.encode())
+            Ok(Record {
+                changes: vec![change],
+            }
+            .encode())
         })
     };
     parts.packs.publish(ranges, Box::new(build))?;

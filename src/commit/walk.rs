@@ -41,7 +41,11 @@ pub(super) fn walk(commit: &Commit<'_>) -> Result<Found> {
     for (name, source) in &commit.request.entries {
         entries.push(w.top(commit, name, source)?);
     }
-    Ok(Found { entries, files: w.files, links_outside: w.links_outside })
+    Ok(Found {
+        entries,
+        files: w.files,
+        links_outside: w.links_outside,
+    })
 }
 
 impl Walk {
@@ -52,7 +56,9 @@ impl Walk {
         let mut finished = self.visit(commit, &mut stack, source, name.to_vec(), name, &meta)?;
         loop {
             let Some(frame) = stack.last_mut() else {
-                return finished.ok_or_else(|| Error::new(Kind::NotFound, format!("{}: nothing there", source.display())));
+                return finished.ok_or_else(|| {
+                    Error::new(Kind::NotFound, format!("{}: nothing there", source.display()))
+                });
             };
             frame.done.extend(finished.take());
             if let Some(name) = frame.names.pop() {
@@ -61,7 +67,11 @@ impl Walk {
                 path.push(b'/');
                 path.extend_from_slice(name.as_bytes());
                 let follow = commit.request.follow_links;
-                let meta = if follow { std::fs::metadata(&source) } else { std::fs::symlink_metadata(&source) };
+                let meta = if follow {
+                    std::fs::metadata(&source)
+                } else {
+                    std::fs::symlink_metadata(&source)
+                };
                 let meta = match meta {
                     Ok(m) => m,
                     Err(e) if follow && e.kind() == std::io::ErrorKind::NotFound => {
@@ -79,13 +89,22 @@ impl Walk {
 
     /// Stores a file or link and gives its entry, or opens a directory on the stack.
     fn visit(
-        &mut self, commit: &Commit<'_>, stack: &mut Vec<Frame>, source: &Path, path: Vec<u8>, name: &[u8], meta: &Metadata,
+        &mut self,
+        commit: &Commit<'_>,
+        stack: &mut Vec<Frame>,
+        source: &Path,
+        path: Vec<u8>,
+        name: &[u8],
+        meta: &Metadata,
     ) -> Result<Option<Entry>> {
         let kind = meta.file_type();
         let mut entry = Entry {
             name: name.to_vec(),
             mode: meta.mode() & 0o7777,
-            mtime: Timestamp { seconds: meta.mtime(), nanos: u32::try_from(meta.mtime_nsec()).unwrap_or(0) },
+            mtime: Timestamp {
+                seconds: meta.mtime(),
+                nanos: u32::try_from(meta.mtime_nsec()).unwrap_or(0),
+            },
             xattrs: Vec::new(),
             kind: EntryKind::Symlink(Vec::new()),
         };
@@ -94,7 +113,11 @@ impl Walk {
             let depth = path.iter().filter(|b| **b == b'/').count();
             if leaves(&target, depth) {
                 self.links_outside += 1;
-                log::warn!("{} points outside of what is committed, to {}", source.display(), target.display());
+                log::warn!(
+                    "{} points outside of what is committed, to {}",
+                    source.display(),
+                    target.display()
+                );
             }
             // A link's permissions mean nothing and differ between systems.
             entry.mode = 0o777;
@@ -105,18 +128,30 @@ impl Walk {
         if kind.is_dir() {
             let here = (meta.dev(), meta.ino());
             if self.above.contains(&here) {
-                return Err(Error::new(Kind::Refused, format!("{} leads back into itself", source.display())));
+                return Err(Error::new(
+                    Kind::Refused,
+                    format!("{} leads back into itself", source.display()),
+                ));
             }
             self.above.push(here);
             let listed = std::fs::read_dir(source).and_then(|d| d.map(|e| Ok(e?.file_name())).collect());
             let mut names: Vec<OsString> = listed.doing(|| format!("list {}", source.display()))?;
             // In order, so that link numbers and packs come out the same each time.
             names.sort_unstable_by(|a, b| b.cmp(a));
-            stack.push(Frame { source: source.to_owned(), path, entry, names, done: Vec::new() });
+            stack.push(Frame {
+                source: source.to_owned(),
+                path,
+                entry,
+                names,
+                done: Vec::new(),
+            });
             return Ok(None);
         }
         if !kind.is_file() {
-            let why = format!("{} is a device, pipe or socket: only files, directories and links can be committed", source.display());
+            let why = format!(
+                "{} is a device, pipe or socket: only files, directories and links can be committed",
+                source.display()
+            );
             return Err(Error::new(Kind::Refused, why));
         }
         let (hash, len, link) = self.file(commit, source, &path, meta)?;
@@ -125,7 +160,13 @@ impl Walk {
         Ok(Some(entry))
     }
 
-    fn file(&mut self, commit: &Commit<'_>, source: &Path, path: &[u8], meta: &Metadata) -> Result<(FileHash, u64, u32)> {
+    fn file(
+        &mut self,
+        commit: &Commit<'_>,
+        source: &Path,
+        path: &[u8],
+        meta: &Metadata,
+    ) -> Result<(FileHash, u64, u32)> {
         if meta.nlink() < 2 {
             let (hash, len) = commit.file(source, path)?;
             return Ok((hash, len, 0));
@@ -146,8 +187,17 @@ fn close(commit: &Commit<'_>, frame: Frame) -> Result<Entry> {
     let tree = Tree::new(frame.done).map_err(|e| e.context(frame.source.display()))?;
     let bytes = tree.encode();
     let id = Tree::id(&bytes);
-    commit.encoder.node(NodeKind::Tree, id, &bytes, None).map_err(|e| e.context(frame.source.display()))?;
-    Ok(Entry { kind: EntryKind::Dir { tree: id, len: tree.len() }, ..frame.entry })
+    commit
+        .encoder
+        .node(NodeKind::Tree, id, &bytes, None)
+        .map_err(|e| e.context(frame.source.display()))?;
+    Ok(Entry {
+        kind: EntryKind::Dir {
+            tree: id,
+            len: tree.len(),
+        },
+        ..frame.entry
+    })
 }
 
 /// Whether a link `depth` directories below the version's root points outside of it.
@@ -168,25 +218,18 @@ fn leaves(target: &Path, depth: usize) -> bool {
 /// The `user.*` attributes of a file, sorted; those that zspace itself shows are left out.
 fn user_xattrs(path: &Path) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let what = || format!("read attributes of {}", path.display());
-    let mut none = [0u8; 0];
-    let size = match rustix::fs::listxattr(path, &mut none[..]) {
-        Ok(0) | Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::NOSYS) => return Ok(Vec::new()),
-        Ok(n) => n,
+    let names = match grown(|buf| rustix::fs::listxattr(path, buf)) {
+        Ok(names) => names,
+        Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::NOSYS) => return Ok(Vec::new()),
         Err(e) => return Err(Error::io(what(), e.into())),
     };
-    let mut names = vec![0; size + 4096];
-    let n = rustix::fs::listxattr(path, &mut names[..]).doing(what)?;
     let mut out = Vec::new();
-    for name in names[..n].split(|b| *b == 0) {
+    for name in names.split(|b| *b == 0) {
         if !name.starts_with(b"user.") || name.starts_with(b"user.zspace.") {
             continue;
         }
-        let mut value = vec![0; 1 << 16];
-        match rustix::fs::getxattr(path, OsStr::from_bytes(name), &mut value[..]) {
-            Ok(n) => {
-                value.truncate(n);
-                out.push((name.to_vec(), value));
-            }
+        match grown(|buf| rustix::fs::getxattr(path, OsStr::from_bytes(name), buf)) {
+            Ok(value) => out.push((name.to_vec(), value)),
             // Removed since it was listed.
             Err(rustix::io::Errno::NODATA) => {}
             Err(e) => return Err(Error::io(what(), e.into())),
@@ -196,12 +239,28 @@ fn user_xattrs(path: &Path) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(out)
 }
 
+/// What a call that fills a buffer has to say: in a small one, or the largest an attribute may need.
+fn grown(call: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
+    let mut buf = vec![0; 1 << 10];
+    let n = match call(&mut buf) {
+        Err(rustix::io::Errno::RANGE) => {
+            buf = vec![0; 1 << 16];
+            call(&mut buf)?
+        }
+        done => done?,
+    };
+    buf.truncate(n);
+    Ok(buf)
+}
+
 /// Bytes of all files the request names, as far as they can be seen; for progress only.
 pub(super) fn total_len(request: &CommitRequest) -> u64 {
     let mut total = 0u64;
     let mut todo: Vec<PathBuf> = request.entries.iter().map(|(_, p)| p.clone()).collect();
     while let Some(path) = todo.pop() {
-        let Ok(meta) = std::fs::symlink_metadata(&path) else { continue };
+        let Ok(meta) = std::fs::symlink_metadata(&path) else {
+            continue;
+        };
         if meta.is_dir() {
             let entries = std::fs::read_dir(&path).into_iter().flatten().flatten();
             todo.extend(entries.map(|e| e.path()));
@@ -219,7 +278,12 @@ mod tests {
     #[test]
     fn links_that_leave_are_told() {
         // The link lies at ENTRY/link: one directory below the root.
-        for (target, out) in [("model.pt", false), ("../x", true), ("sub/../model.pt", false), ("/etc/passwd", true)] {
+        for (target, out) in [
+            ("model.pt", false),
+            ("../x", true),
+            ("sub/../model.pt", false),
+            ("/etc/passwd", true),
+        ] {
             assert_eq!(leaves(Path::new(target), 1), out, "{target}");
         }
         assert!(!leaves(Path::new("../../blobs/abc"), 3));

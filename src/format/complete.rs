@@ -18,7 +18,7 @@ pub enum Completeness {
 
 /// Whether a file is as long as its own structure says: a safetensors or npy file by its header, a zip by its directory.
 /// Only a file that is certainly cut short is torn; an empty one, one of another kind and one that is merely odd are
-/// complete. `name` tells a safetensors file too short to show what it is.
+/// complete. `name` tells a safetensors file that does not show what it is.
 ///
 /// # Errors
 /// Only what [`Source::read_at`] reports.
@@ -52,7 +52,10 @@ fn torn(src: &dyn Source, name: &str) -> Parse<Option<&'static str>> {
             Ok((header.data_end() > src.len())
                 .then_some("safetensors: the data is shorter than the header says"))
         }
-        None if src.len() < 9 && name.ends_with(".safetensors") => {
+        // By its name, a file that is too short or claims too long a header to show what it is.
+        None if name.ends_with(".safetensors")
+            && safetensors::claimed_len(src)?.is_none_or(|n| n > src.len() - 8) =>
+        {
             Ok(Some("safetensors: the header is cut short"))
         }
         None => Ok(None),

@@ -47,3 +47,50 @@ fn cut(s: &str, max: usize) -> usize {
         _ => end,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::names::encode;
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn no_two_names_share_a_path(
+            a in prop::collection::vec("[.pt%/~\\PC]{0,6}", 1..4),
+            b in prop::collection::vec("[.pt%/~\\PC]{0,6}", 1..4),
+        ) {
+            let join = |c: &[String]| c.iter().map(|c| encode(c.as_bytes())).collect::<Vec<_>>().join("/");
+            let (x, y) = (file_name(&join(&a), ".pt"), file_name(&join(&b), ".pt"));
+            prop_assert_eq!(x == y, a == b);
+            // Nor is a file ever a directory on the way to another.
+            prop_assert!(!(x.len() < y.len() && y.starts_with(&x)));
+            for c in x {
+                prop_assert!(!c.is_empty() && c.len() <= MAX_NAME && !c.starts_with('.') && !c.contains(['/', '\0']));
+            }
+        }
+
+        #[test]
+        fn long_components_are_cut(n in 240usize..300, c: char, tail in "[a-z]{2}") {
+            let name = encode(c.to_string().repeat(n).as_bytes()) + &tail;
+            let path = file_name(&format!("{name}/{name}"), ".npy");
+            prop_assert!(path.iter().all(|c| c.len() <= MAX_NAME));
+            prop_assert_ne!(&path, &file_name(&format!("{name}/{name}x"), ".npy"));
+            prop_assert!(path[1].ends_with(".npy") && path.iter().all(|c| std::str::from_utf8(c.as_bytes()).is_ok()));
+        }
+    }
+
+    #[test]
+    fn examples() {
+        assert_eq!(file_name("a.b", ".pt"), ["a.b.pt"]);
+        assert_eq!(file_name("m/n.pt/q.pt", ".pt"), ["m", "n%2Ept", "q.pt.pt"]);
+        assert_eq!(file_name("../.x/.", ".npy"), ["%2E.", "%2Ex", "%2E.npy"]);
+        assert_eq!(file_name(".pt/x", ".pt"), ["%2Ept", "x.pt"]);
+        let k = "k".repeat(300);
+        let want = format!("{}%~{}.pt", "k".repeat(234), "17b16d8ef494060f");
+        assert_eq!(file_name(&k, ".pt"), [want]);
+        // An escape is not cut in two.
+        let name = "k".repeat(232) + "%0A" + &k;
+        assert!(file_name(&name, ".pt")[0].starts_with(&("k".repeat(232) + "%~")));
+    }
+}

@@ -80,3 +80,6 @@ fn find(src: &dyn Source) -> Parse<Option<Parts>> {
         found => Ok(found),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -79,3 +79,35 @@ impl Taken {
         format!("{name}%#{count}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn encoding_is_reversible_and_clean(component: String, bytes: Vec<u8>) {
+            let name = encode(component.as_bytes());
+            prop_assert_eq!(&true_name(&name), &component);
+            prop_assert!(is_encoded(&name) && is_encoded(&encode(&bytes)));
+            // Whatever the bytes, no other ones have the same name.
+            prop_assert!(!name.contains('/') && (encode(&bytes) == name) == (bytes == component.as_bytes()));
+        }
+
+        #[test]
+        fn arbitrary_names_decode(name: String) {
+            true_name(&name);
+        }
+    }
+
+    #[test]
+    fn taken_names_are_varied() {
+        let mut taken = Taken::default();
+        let names: Vec<String> = ["a", "b", "a", "a"]
+            .iter()
+            .map(|n| taken.claim((*n).to_owned()))
+            .collect();
+        assert_eq!(names, ["a", "b", "a%#2", "a%#3"]);
+    }
+}

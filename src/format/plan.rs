@@ -40,7 +40,13 @@ pub(super) fn plan(parts: Parts, len: u64) -> Result<Layout, String> {
             .filter(|end| r.offset >= at && *end <= len);
         let end = end.ok_or_else(|| format!("the data of {} overlaps or leaves the file", r.name))?;
         p.gather(Number::Bytes, r.offset - at);
+        // A storage of bytes may end amid an element; gathered, it would put what follows out of step.
         let number = r.dtype.number();
+        let number = if r.len % number.width() as u64 == 0 {
+            number
+        } else {
+            Number::Bytes
+        };
         if r.len > OWN {
             p.own(number, r.len);
         } else {

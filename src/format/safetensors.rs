@@ -53,6 +53,19 @@ pub(super) fn header_len(src: &dyn Source) -> Parse<Option<u64>> {
     Ok((head[8] == b'{' && n <= MAX_HEADER).then_some(n))
 }
 
+/// The length of the header that the first bytes claim, whatever follows; none if they are not there.
+pub(super) fn claimed_len(src: &dyn Source) -> Parse<Option<u64>> {
+    if src.len() < 8 {
+        return Ok(None);
+    }
+    Ok(Some(
+        take(src, 0, 8, "header length")?
+            .iter()
+            .rev()
+            .fold(0u64, |n, b| n << 8 | u64::from(*b)),
+    ))
+}
+
 /// Reads the header of a file that starts like a safetensors file.
 pub(super) fn read_header(src: &dyn Source, len: u64) -> Parse<Header> {
     let data_start = 8 + len;

@@ -72,15 +72,19 @@ impl Zip {
         let start = self.out.len;
         let (wide_len, wide_start) = (len >= WIDE, start >= WIDE);
         let flags = UTF8 | if len > 0 { SIZES_FOLLOW } else { 0 };
-        let mut wide = Writer::new();
-        if wide_len || wide_start {
-            let fields = [(wide_len, len), (wide_len, len), (wide_start, start)];
-            wide.u16(1).u16(8 * fields.iter().filter(|f| f.0).count() as u16);
-            for (_, value) in fields.iter().filter(|f| f.0) {
-                wide.u64(*value);
+        // Of the packed length, a local header holds what miniz knows when it writes it: nothing yet.
+        let wide = |packed: u64| {
+            let fields = [(wide_len, len), (wide_len, packed), (wide_start, start)];
+            let mut w = Writer::new();
+            if wide_len || wide_start {
+                w.u16(1).u16(8 * fields.iter().filter(|f| f.0).count() as u16);
             }
-        }
-        let wide = wide.finish();
+            for (_, value) in fields.iter().filter(|f| f.0) {
+                w.u64(*value);
+            }
+            w.finish()
+        };
+        let (local, wide) = (wide(0), wide(len));
         // "FB" is torch's own extra field; its Zs move the data to a multiple of 64.
         let data_start = start + 30 + (name.len() + wide.len() + 4) as u64;
         let padding = (data_start.next_multiple_of(ALIGN) - data_start) as usize;
@@ -90,7 +94,7 @@ impl Zip {
         w.u16(name.len() as u16)
             .u16((wide.len() + 4 + padding) as u16)
             .raw(name.as_bytes())
-            .raw(&wide);
+            .raw(&local);
         w.raw(b"FB").u16(padding as u16).raw(&vec![b'Z'; padding]);
         self.out.push_bytes(w.finish());
         match data {

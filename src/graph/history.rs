@@ -211,10 +211,23 @@ impl History {
                 format!("{branch:?} is a tag: a branch cannot have its name"),
             ));
         }
-        let (head, number) = self.branches.get(branch).map_or((None, 1), |b| (b.head(), b.next_number()));
+        let (head, number) = self
+            .branches
+            .get(branch)
+            .map_or((None, 1), |b| (b.head(), b.next_number()));
         version.parents = head.into_iter().collect();
         let id = version.id();
-        Ok((Change::Commit { branch: branch.to_owned(), number, version, files, stored }, id, number))
+        Ok((
+            Change::Commit {
+                branch: branch.to_owned(),
+                number,
+                version,
+                files,
+                stored,
+            },
+            id,
+            number,
+        ))
     }
 
     /// The change that makes a branch.

@@ -63,8 +63,13 @@ impl Manifest {
         let (shape, n) = match r.u8()? {
             0 => {
                 let n = r.count(33)?;
-                let len = |v: u64| u32::try_from(v).map_err(|_| Error::damage("manifest has a chunk that is too long"));
-                (Shape::Opaque((0..n).map(|_| len(r.varint()?)).collect::<Result<_>>()?), n)
+                let len = |v: u64| {
+                    u32::try_from(v).map_err(|_| Error::damage("manifest has a chunk that is too long"))
+                };
+                (
+                    Shape::Opaque((0..n).map(|_| len(r.varint()?)).collect::<Result<_>>()?),
+                    n,
+                )
             }
             1 => {
                 let id = NodeId(r.id()?);
@@ -78,7 +83,9 @@ impl Manifest {
             crcs.push(r.u32()?);
         }
         if matches!(shape, Shape::Opaque(_)) && !crcs.is_empty() {
-            return Err(Error::damage("manifest of an opaque file has checksums of tensors"));
+            return Err(Error::damage(
+                "manifest of an opaque file has checksums of tensors",
+            ));
         }
         Ok(Manifest { shape, chunks, crcs })
     }

@@ -9,11 +9,11 @@ mod record;
 mod tree;
 mod version;
 
+pub use history::{Branch, History, MAIN, now};
 pub use ledger::LiveHistory;
 pub use manifest::{Manifest, Shape};
-pub use node::{Delta, NodeKind, NodeMeta};
-pub use history::{Branch, History, MAIN, now};
 pub use names::check_name;
+pub use node::{Delta, NodeKind, NodeMeta};
 pub use record::{Change, Record};
 pub use tree::{Entry, EntryKind, Timestamp, Tree};
 pub use version::{Numbered, Version};

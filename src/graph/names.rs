@@ -4,7 +4,7 @@ use crate::error::{Error, Kind, Result};
 
 /// How a version is spelled on the command line and in the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rev {
+pub(super) enum Rev {
     /// `BRANCH/NUMBER`.
     Number(String, u64),
     /// `BRANCH/latest`, or `BRANCH` alone.
@@ -15,7 +15,7 @@ pub enum Rev {
 
 impl Rev {
     /// Takes a REV apart. Leading zeros of a number do not count.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub(super) fn parse(text: &str) -> Result<Self> {
         let bad = || {
             Error::new(
                 Kind::Usage,
@@ -56,7 +56,7 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
 }
 
 /// Checks a tag name: also never `latest`, all digits, or what could be a prefix of an id.
-pub fn check_tag(name: &str) -> Result<()> {
+pub(super) fn check_tag(name: &str) -> Result<()> {
     check_name("tag", name)?;
     if name == "latest" || name.bytes().all(|b| b.is_ascii_digit()) || is_id_prefix(name) {
         let why = "`latest`, numbers and 8 or more hex digits mean something else already";
@@ -66,7 +66,7 @@ pub fn check_tag(name: &str) -> Result<()> {
 }
 
 /// Whether the word may be a prefix of a version's id: 8 to 64 lower-case hex digits.
-pub fn is_id_prefix(word: &str) -> bool {
+pub(super) fn is_id_prefix(word: &str) -> bool {
     (8..=64).contains(&word.len())
         && word
             .bytes()

@@ -22,7 +22,14 @@ pub enum NodeKind {
 impl NodeKind {
     /// The kind with this number.
     pub fn from_tag(tag: u8) -> Option<Self> {
-        [NodeKind::Chunk, NodeKind::Layout, NodeKind::Manifest, NodeKind::Tree].into_iter().find(|k| *k as u8 == tag)
+        [
+            NodeKind::Chunk,
+            NodeKind::Layout,
+            NodeKind::Manifest,
+            NodeKind::Tree,
+        ]
+        .into_iter()
+        .find(|k| *k as u8 == tag)
     }
 
     /// The name for people.
@@ -100,9 +107,14 @@ impl NodeMeta {
     /// The record's meta bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
-        w.u8(self.codec.tag()).u8(self.number.tag()).varint(u64::from(self.raw_len));
+        w.u8(self.codec.tag())
+            .u8(self.number.tag())
+            .varint(u64::from(self.raw_len));
         if let Some(d) = &self.delta {
-            w.u8(d.depth).varint(u64::from(d.revision)).varint(d.cost).raw(&d.base.0);
+            w.u8(d.depth)
+                .varint(u64::from(d.revision))
+                .varint(d.cost)
+                .raw(&d.base.0);
         }
         w.finish()
     }
@@ -114,15 +126,27 @@ impl NodeMeta {
         let codec = Codec::from_tag(c).ok_or_else(|| unknown("codec", c))?;
         let number = Number::from_tag(n).ok_or_else(|| unknown("number", n))?;
         let raw_len = u32::try_from(r.varint()?).ok().filter(|n| *n <= kind.max_len());
-        let raw_len = raw_len.ok_or_else(|| Error::damage("node claims more raw bytes than its kind may have"))?;
+        let raw_len =
+            raw_len.ok_or_else(|| Error::damage("node claims more raw bytes than its kind may have"))?;
         let mut delta = None;
         if codec.needs_base() {
             let depth = r.u8()?;
-            let revision = u32::try_from(r.varint()?).map_err(|_| Error::damage("node has a revision out of range"))?;
-            delta = Some(Delta { depth, revision, cost: r.varint()?, base: NodeId(r.id()?) });
+            let revision =
+                u32::try_from(r.varint()?).map_err(|_| Error::damage("node has a revision out of range"))?;
+            delta = Some(Delta {
+                depth,
+                revision,
+                cost: r.varint()?,
+                base: NodeId(r.id()?),
+            });
         }
         r.finish()?;
-        Ok(NodeMeta { codec, number, raw_len, delta })
+        Ok(NodeMeta {
+            codec,
+            number,
+            raw_len,
+            delta,
+        })
     }
 }
 
@@ -148,8 +172,18 @@ mod tests {
     #[test]
     fn round_trips() {
         for codec in Codec::ALL.iter().copied() {
-            let delta = Delta { base: NodeId([9; 32]), depth: 3, revision: 300, cost: 1 << 40 };
-            let m = NodeMeta { codec, number: Number::BF16, raw_len: 1 << 20, delta: codec.needs_base().then_some(delta) };
+            let delta = Delta {
+                base: NodeId([9; 32]),
+                depth: 3,
+                revision: 300,
+                cost: 1 << 40,
+            };
+            let m = NodeMeta {
+                codec,
+                number: Number::BF16,
+                raw_len: 1 << 20,
+                delta: codec.needs_base().then_some(delta),
+            };
             let bytes = m.encode();
             assert!(bytes.len() <= 64, "chunks of small models must stay cheap");
             assert_eq!(NodeMeta::decode(NodeKind::Chunk, &bytes).unwrap(), m);
@@ -158,7 +192,12 @@ mod tests {
 
     #[test]
     fn a_node_cannot_claim_unbounded_memory() {
-        let m = NodeMeta { codec: Codec::Raw, number: Number::Bytes, raw_len: u32::MAX, delta: None };
+        let m = NodeMeta {
+            codec: Codec::Raw,
+            number: Number::Bytes,
+            raw_len: u32::MAX,
+            delta: None,
+        };
         for kind in [NodeKind::Chunk, NodeKind::Tree] {
             assert!(NodeMeta::decode(kind, &m.encode()).is_err());
         }

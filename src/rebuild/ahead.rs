@@ -10,12 +10,14 @@ impl Pool {
         let (send, receive) = bounded::<Box<dyn FnOnce() + Send>>(threads.max(1) * 16);
         for i in 0..threads.max(1) {
             let receive = receive.clone();
-            let spawned = std::thread::Builder::new().name(format!("ahead-{i}")).spawn(move || {
-                for work in receive {
-                    // A failure shows again, with its reason, to whoever reads the chunk.
-                    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-                }
-            });
+            let spawned = std::thread::Builder::new()
+                .name(format!("ahead-{i}"))
+                .spawn(move || {
+                    for work in receive {
+                        // A failure shows again, with its reason, to whoever reads the chunk.
+                        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+                    }
+                });
             if let Err(e) = spawned {
                 log::warn!("cannot start a read-ahead thread: {e}");
             }

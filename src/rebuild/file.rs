@@ -39,9 +39,8 @@ pub struct StoredFile {
     starts: Vec<u64>,
 }
 
-/// A chunk that a range of the file touches: where in the file, which chunk, where in it.
+/// Bytes of one chunk that a range of the file touches.
 struct Part {
-    start: u64,
     len: usize,
     chunk: usize,
     at: usize,
@@ -49,7 +48,12 @@ struct Part {
 
 impl StoredFile {
     /// Loads the manifest and layout of the file with this hash and length.
-    pub fn load(rebuilder: &Arc<Rebuilder>, source: Arc<dyn NodeSource>, hash: &FileHash, len: u64) -> Result<Self> {
+    pub fn load(
+        rebuilder: &Arc<Rebuilder>,
+        source: Arc<dyn NodeSource>,
+        hash: &FileHash,
+        len: u64,
+    ) -> Result<Self> {
         let id = Manifest::id(hash, len);
         let manifest = Manifest::decode(&rebuilder.node(&*source, NodeKind::Manifest, &id)?)?;
         let layout = match &manifest.shape {
@@ -57,21 +61,46 @@ impl StoredFile {
             Shape::Layout(id) => Layout::decode(&rebuilder.node(&*source, NodeKind::Layout, id)?)?,
         };
         if layout.len != len {
-            return Err(Error::damage(format!("manifest of file {} is for {} bytes, not {len}", hash.short(), layout.len)));
+            return Err(Error::damage(format!(
+                "manifest of file {} is for {} bytes, not {len}",
+                hash.short(),
+                layout.len
+            )));
         }
-        Self::new(rebuilder, source, Arc::new(layout), manifest.chunks, manifest.crcs)
+        Self::new(
+            rebuilder,
+            source,
+            Arc::new(layout),
+            manifest.chunks,
+            manifest.crcs,
+        )
     }
 
     /// A file of these chunks, which must fit the layout.
     pub fn new(
-        rebuilder: &Arc<Rebuilder>, source: Arc<dyn NodeSource>, layout: Arc<Layout>, chunks: Vec<NodeId>, crcs: Vec<u32>,
+        rebuilder: &Arc<Rebuilder>,
+        source: Arc<dyn NodeSource>,
+        layout: Arc<Layout>,
+        chunks: Vec<NodeId>,
+        crcs: Vec<u32>,
     ) -> Result<Self> {
         if chunks.len() != layout.chunks.len() || !crcs.is_empty() && crcs.len() != layout.tensors.len() {
             return Err(Error::damage("manifest does not fit its layout"));
         }
         let mut at = 0;
-        let starts = layout.extents.iter().map(|e| std::mem::replace(&mut at, at + u64::from(e.len))).collect();
-        Ok(StoredFile { rebuilder: rebuilder.clone(), source, layout, chunks, crcs, starts })
+        let mut starts = Vec::with_capacity(layout.extents.len());
+        for e in &layout.extents {
+            starts.push(at);
+            at += u64::from(e.len);
+        }
+        Ok(StoredFile {
+            rebuilder: rebuilder.clone(),
+            source,
+            layout,
+            chunks,
+            crcs,
+            starts,
+        })
     }
 
     /// Length in bytes.
@@ -99,27 +128,41 @@ impl StoredFile {
         let end = offset.saturating_add(len).min(self.len());
         let first = self.starts.partition_point(|s| *s <= offset).saturating_sub(1);
         let extents = self.starts.iter().zip(&self.layout.extents).skip(first);
-        extents.take_while(move |(start, _)| **start < end).filter_map(move |(start, e)| {
-            let from = offset.max(*start);
-            let to = end.min(start + u64::from(e.len));
-            let at = e.offset as usize + (from - start) as usize;
-            (from < to).then(|| Part { start: from, len: (to - from) as usize, chunk: e.chunk as usize, at })
-        })
+        extents
+            .take_while(move |(start, _)| **start < end)
+            .filter_map(move |(start, e)| {
+                let from = offset.max(*start);
+                let to = end.min(start + u64::from(e.len));
+                let at = e.offset as usize + (from - start) as usize;
+                (from < to).then(|| Part {
+                    len: (to - from) as usize,
+                    chunk: e.chunk as usize,
+                    at,
+                })
+            })
     }
 
     fn chunk(&self, i: usize) -> Result<Arc<Vec<u8>>> {
-        let id = self.chunks.get(i).ok_or_else(|| Error::damage("layout names a chunk that the manifest lacks"))?;
+        let id = self
+            .chunks
+            .get(i)
+            .ok_or_else(|| Error::damage("layout names a chunk that the manifest lacks"))?;
         let raw = self.rebuilder.chunk(&*self.source, id)?;
         match self.layout.chunks.get(i) {
             Some(plan) if plan.len as usize == raw.len() => Ok(raw),
-            _ => Err(Error::damage(format!("chunk {} is not as long as its layout says", id.short()))),
+            _ => Err(Error::damage(format!(
+                "chunk {} is not as long as its layout says",
+                id.short()
+            ))),
         }
     }
 
     /// Up to `len` bytes at `offset`, fewer only at the end of the file. What lies in one chunk is not copied.
     pub fn read(&self, offset: u64, len: usize) -> Result<Slice> {
         let mut parts = self.parts(offset, len as u64).peekable();
-        let Some(first) = parts.next() else { return Ok(Slice::Owned(Vec::new())) };
+        let Some(first) = parts.next() else {
+            return Ok(Slice::Owned(Vec::new()));
+        };
         let raw = self.chunk(first.chunk)?;
         if parts.peek().is_none() {
             return Ok(Slice::Shared(raw, first.at..first.at + first.len));
@@ -131,7 +174,9 @@ impl StoredFile {
                 held = (p.chunk, self.chunk(p.chunk)?);
             }
             let bytes = held.1.get(p.at..p.at + p.len);
-            out.extend_from_slice(bytes.ok_or_else(|| Error::damage("layout reaches past the end of a chunk"))?);
+            out.extend_from_slice(
+                bytes.ok_or_else(|| Error::damage("layout reaches past the end of a chunk"))?,
+            );
         }
         Ok(Slice::Owned(out))
     }
@@ -143,7 +188,9 @@ impl StoredFile {
             if last.replace(p.chunk) == Some(p.chunk) {
                 continue;
             }
-            let Some(id) = self.chunks.get(p.chunk).copied() else { return };
+            let Some(id) = self.chunks.get(p.chunk).copied() else {
+                return;
+            };
             if self.rebuilder.expects(&id) {
                 continue;
             }
@@ -161,18 +208,29 @@ impl StoredFile {
 
     /// The tensors that have bytes in chunk `i`.
     pub fn tensors_of_chunk(&self, i: usize) -> Vec<String> {
-        let extents = self.starts.iter().zip(&self.layout.extents).filter(|(_, e)| e.chunk as usize == i);
+        let extents = self
+            .starts
+            .iter()
+            .zip(&self.layout.extents)
+            .filter(|(_, e)| e.chunk as usize == i);
         let ranges: Vec<_> = extents.map(|(s, e)| (*s, s + u64::from(e.len))).collect();
         let touched = |t: &&crate::format::Tensor| {
             let (from, len) = self.layout.tensor_span(t);
             ranges.iter().any(|(a, b)| from < *b && *a < from + len)
         };
-        self.layout.tensors.iter().filter(touched).map(|t| t.name.clone()).collect()
+        self.layout
+            .tensors
+            .iter()
+            .filter(touched)
+            .map(|t| t.name.clone())
+            .collect()
     }
 
     /// Bytes of the file's chunks in the packs, bases not counted.
     pub fn stored(&self) -> Result<u64> {
-        self.chunks.iter().try_fold(0, |n, id| Ok(n + u64::from(self.source.meta(id)?.stored_len)))
+        self.chunks
+            .iter()
+            .try_fold(0, |n, id| Ok(n + u64::from(self.source.meta(id)?.stored_len)))
     }
 
     /// For the chunks that a range touches: its share of their bytes in the packs (bases not counted), and the largest number
@@ -184,7 +242,10 @@ impl StoredFile {
         }
         let (mut stored, mut depth) = (0, 0);
         for (chunk, bytes) in shares {
-            let id = self.chunks.get(chunk).ok_or_else(|| Error::damage("layout names a chunk that the manifest lacks"))?;
+            let id = self
+                .chunks
+                .get(chunk)
+                .ok_or_else(|| Error::damage("layout names a chunk that the manifest lacks"))?;
             let record = self.source.meta(id)?;
             let meta = NodeMeta::decode(NodeKind::Chunk, &record.meta)?;
             stored += u64::from(record.stored_len) * bytes / u64::from(meta.raw_len).max(1);

@@ -107,7 +107,11 @@ impl Rebuilder {
             }
         }
         // The waiters are woken whatever happens here, a panic of a decoder included.
-        let guard = Landing { rebuilder: self, id, flight: &flight };
+        let guard = Landing {
+            rebuilder: self,
+            id,
+            flight: &flight,
+        };
         let result = self.node(source, NodeKind::Chunk, id).map(Arc::new);
         if let Ok(raw) = &result {
             self.cache.lock().put(*id, raw.clone(), raw.len() as u64);
@@ -127,7 +131,8 @@ impl Rebuilder {
     /// The raw bytes of a node of any kind: its chain is collected down to its root or a cached base, then applied in one
     /// buffer. All but manifests (which their file's hash verifies) are verified against their id.
     pub fn node(&self, source: &dyn NodeSource, kind: NodeKind, id: &NodeId) -> Result<Vec<u8>> {
-        self.decode(source, kind, id).map_err(|e| e.context(format_args!("{} {}", kind.name(), id.short())))
+        self.decode(source, kind, id)
+            .map_err(|e| e.context(format_args!("{} {}", kind.name(), id.short())))
     }
 
     fn decode(&self, source: &dyn NodeSource, kind: NodeKind, id: &NodeId) -> Result<Vec<u8>> {
@@ -135,7 +140,9 @@ impl Rebuilder {
         let mut buf = Vec::new();
         let mut next = Some(*id);
         while let Some(at) = next {
-            if !chain.is_empty() && let Some(hit) = self.cache.lock().get(&at) {
+            if !chain.is_empty()
+                && let Some(hit) = self.cache.lock().get(&at)
+            {
                 buf.extend_from_slice(&hit);
                 break;
             }
@@ -157,7 +164,9 @@ impl Rebuilder {
         }
         self.rebuilt_bytes.fetch_add(buf.len() as u64, Relaxed);
         match kind.id_of(&buf) {
-            Some(real) if real != *id => Err(Error::damage("rebuilt bytes do not have the hash that names them")),
+            Some(real) if real != *id => Err(Error::damage(
+                "rebuilt bytes do not have the hash that names them",
+            )),
             _ => Ok(buf),
         }
     }
@@ -199,7 +208,10 @@ impl Landing<'_> {
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
         self.rebuilder.flights.lock().remove(self.id);
-        self.flight.done.lock().get_or_insert_with(|| Err(Error::damage("the decoder failed")));
+        self.flight
+            .done
+            .lock()
+            .get_or_insert_with(|| Err(Error::damage("the decoder failed")));
         self.flight.landed.notify_all();
     }
 }

@@ -81,7 +81,9 @@ impl Store {
     fn contents(&self, version: &Numbered) -> Result<Contents> {
         let mut out = Contents::default();
         for (path, entry) in self.walk(version)? {
-            let EntryKind::File { hash, len, .. } = entry.kind else { continue };
+            let EntryKind::File { hash, len, .. } = entry.kind else {
+                continue;
+            };
             let file = self.file(&hash, len)?;
             let path = String::from_utf8_lossy(&path).into_owned();
             if !file.has_tensors() {
@@ -90,8 +92,18 @@ impl Store {
             }
             for tensor in file.tensors() {
                 let taken = out.tensors.contains_key(&tensor.name);
-                let name = if taken { format!("{path}:{}", tensor.name) } else { tensor.name.clone() };
-                out.tensors.insert(name, Holder { file: file.clone(), tensor });
+                let name = if taken {
+                    format!("{path}:{}", tensor.name)
+                } else {
+                    tensor.name.clone()
+                };
+                out.tensors.insert(
+                    name,
+                    Holder {
+                        file: file.clone(),
+                        tensor,
+                    },
+                );
             }
         }
         Ok(out)
@@ -101,7 +113,13 @@ impl Store {
 fn compare(name: String, a: &Holder, b: &Holder) -> Result<TensorDiff> {
     let (ta, tb) = (&a.tensor, &b.tensor);
     let elements = crate::tensor::elements(&tb.shape).unwrap_or(0);
-    let mut out = TensorDiff { name, elements, changed: 0.0, relative_norm: Some(0.0), differs_in: None };
+    let mut out = TensorDiff {
+        name,
+        elements,
+        changed: 0.0,
+        relative_norm: Some(0.0),
+        differs_in: None,
+    };
     if (ta.dtype, &ta.shape) != (tb.dtype, &tb.shape) || ta.span.1 != tb.span.1 {
         let why = format!("{} {:?} became {} {:?}", ta.dtype, ta.shape, tb.dtype, tb.shape);
         (out.changed, out.relative_norm, out.differs_in) = (1.0, None, Some(why));
@@ -129,7 +147,11 @@ fn compare(name: String, a: &Holder, b: &Holder) -> Result<TensorDiff> {
         }
         at += n as u64;
     }
-    out.changed = if total == 0 { 0.0 } else { changed as f64 / total as f64 };
+    out.changed = if total == 0 {
+        0.0
+    } else {
+        changed as f64 / total as f64
+    };
     out.relative_norm = match (norm > 0.0, moved > 0.0) {
         _ if !is_number(tb.dtype) => None,
         (true, _) => Some((moved / norm).sqrt()),
@@ -141,7 +163,10 @@ fn compare(name: String, a: &Holder, b: &Holder) -> Result<TensorDiff> {
 
 fn is_number(dtype: Dtype) -> bool {
     use Dtype::{BF16, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-    matches!(dtype, BF16 | F16 | F32 | F64 | I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64)
+    matches!(
+        dtype,
+        BF16 | F16 | F32 | F64 | I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64
+    )
 }
 
 /// An element as a number; NaN where it is none.

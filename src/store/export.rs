@@ -34,7 +34,11 @@ impl Store {
 
     fn export_entries(&self, entries: &[Entry], dest: &Path, told: &mut dyn FnMut(u64)) -> Result<()> {
         let mut links: HashMap<u32, PathBuf> = HashMap::new();
-        let mut todo: Vec<(PathBuf, Entry)> = entries.iter().rev().map(|e| (dest.to_owned(), e.clone())).collect();
+        let mut todo: Vec<(PathBuf, Entry)> = entries
+            .iter()
+            .rev()
+            .map(|e| (dest.to_owned(), e.clone()))
+            .collect();
         // Directories get their modes and times last, innermost first: what is made in them would change these.
         let mut dirs: Vec<(PathBuf, Entry)> = Vec::new();
         while let Some((dir, entry)) = todo.pop() {
@@ -48,15 +52,18 @@ impl Store {
                 }
                 EntryKind::Symlink(target) => {
                     let target = OsStr::from_bytes(target);
-                    std::os::unix::fs::symlink(target, &path).doing(|| format!("create link {}", path.display()))?;
+                    std::os::unix::fs::symlink(target, &path)
+                        .doing(|| format!("create link {}", path.display()))?;
                     set_times(&path, entry.mtime)?;
                 }
                 EntryKind::File { hash, len, link } => {
                     if let Some(first) = links.get(link).filter(|_| *link > 0) {
-                        std::fs::hard_link(first, &path).doing(|| format!("create link {}", path.display()))?;
+                        std::fs::hard_link(first, &path)
+                            .doing(|| format!("create link {}", path.display()))?;
                         continue;
                     }
-                    self.export_file(hash, *len, &path, told).map_err(|e| e.context(path.display()))?;
+                    self.export_file(hash, *len, &path, told)
+                        .map_err(|e| e.context(path.display()))?;
                     dress(&path, &entry)?;
                     links.insert(*link, path);
                 }
@@ -68,7 +75,13 @@ impl Store {
         Ok(())
     }
 
-    fn export_file(&self, hash: &super::FileHash, len: u64, path: &Path, told: &mut dyn FnMut(u64)) -> Result<()> {
+    fn export_file(
+        &self,
+        hash: &super::FileHash,
+        len: u64,
+        path: &Path,
+        told: &mut dyn FnMut(u64),
+    ) -> Result<()> {
         let view = self.file(hash, len)?;
         let mut file = File::create_new(path).doing(|| "create".to_owned())?;
         let mut at = 0;
@@ -92,15 +105,28 @@ fn dress(path: &Path, entry: &Entry) -> Result<()> {
         match rustix::fs::setxattr(path, OsStr::from_bytes(name), value, XattrFlags::empty()) {
             // A file system without attributes still gets the bytes.
             Ok(()) | Err(rustix::io::Errno::NOTSUP) => {}
-            Err(e) => return Err(Error::io(format!("set attributes of {}", path.display()), e.into())),
+            Err(e) => {
+                return Err(Error::io(
+                    format!("set attributes of {}", path.display()),
+                    e.into(),
+                ));
+            }
         }
     }
-    std::fs::set_permissions(path, Permissions::from_mode(entry.mode)).doing(|| format!("chmod {}", path.display()))?;
+    std::fs::set_permissions(path, Permissions::from_mode(entry.mode))
+        .doing(|| format!("chmod {}", path.display()))?;
     set_times(path, entry.mtime)
 }
 
 fn set_times(path: &Path, t: Timestamp) -> Result<()> {
-    let time = Timespec { tv_sec: t.seconds, tv_nsec: i64::from(t.nanos) };
-    let times = Timestamps { last_access: time, last_modification: time };
-    rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).doing(|| format!("set times of {}", path.display()))
+    let time = Timespec {
+        tv_sec: t.seconds,
+        tv_nsec: i64::from(t.nanos),
+    };
+    let times = Timestamps {
+        last_access: time,
+        last_modification: time,
+    };
+    rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
+        .doing(|| format!("set times of {}", path.display()))
 }

@@ -45,12 +45,20 @@ pub struct TensorInfo {
 
 impl FileView {
     pub(super) fn stored(file: Arc<StoredFile>) -> Self {
-        FileView { body: Body::Stored(file), torch_paths: OnceLock::new(), npy_paths: OnceLock::new() }
+        FileView {
+            body: Body::Stored(file),
+            torch_paths: OnceLock::new(),
+            npy_paths: OnceLock::new(),
+        }
     }
 
     fn laid(file: &Arc<StoredFile>, plan: Virtual) -> Arc<Self> {
         let body = Body::Laid(VirtualFile::new(file.clone(), plan));
-        Arc::new(FileView { body, torch_paths: OnceLock::new(), npy_paths: OnceLock::new() })
+        Arc::new(FileView {
+            body,
+            torch_paths: OnceLock::new(),
+            npy_paths: OnceLock::new(),
+        })
     }
 
     /// Bytes of memory it takes, roughly.
@@ -58,7 +66,8 @@ impl FileView {
         match &self.body {
             Body::Stored(f) => {
                 let l = f.layout();
-                256 + (l.chunks.len() * 48 + l.extents.len() * 20 + (l.tensors.len() + l.regions.len()) * 200) as u64
+                256 + (l.chunks.len() * 48 + l.extents.len() * 20 + (l.tensors.len() + l.regions.len()) * 200)
+                    as u64
             }
             Body::Laid(_) => 1024,
         }
@@ -126,7 +135,9 @@ impl FileView {
 
     /// Its tensors, in the file's order.
     pub fn tensors(&self) -> Vec<TensorInfo> {
-        let Body::Stored(f) = &self.body else { return Vec::new() };
+        let Body::Stored(f) = &self.body else {
+            return Vec::new();
+        };
         let layout = f.layout();
         let info = |t: &format::Tensor| TensorInfo {
             name: t.name.clone(),
@@ -144,7 +155,13 @@ impl FileView {
         let layout = f.layout();
         let t = layout.tensors.get(i)?;
         let (contiguous, span) = (t.is_contiguous(), layout.tensor_span(t));
-        Some(TensorInfo { name: t.name.clone(), dtype: t.dtype, shape: t.shape.clone(), contiguous, span })
+        Some(TensorInfo {
+            name: t.name.clone(),
+            dtype: t.dtype,
+            shape: t.shape.clone(),
+            contiguous,
+            span,
+        })
     }
 
     /// Whether it has tensors.
@@ -159,8 +176,13 @@ impl FileView {
             View::Npy => (&self.npy_paths, ".npy"),
         };
         let make = || {
-            let Body::Stored(f) = &self.body else { return Arc::default() };
-            let mut paths = format::file_names(f.layout(), suffix);
+            let Body::Stored(f) = &self.body else {
+                return Arc::default();
+            };
+            let names = f.layout().tensors.iter().enumerate();
+            let mut paths: Vec<_> = names
+                .map(|(i, t)| (format::file_name(&t.name, suffix), i))
+                .collect();
             paths.sort();
             Arc::new(paths)
         };
@@ -170,7 +192,10 @@ impl FileView {
     /// A tensor as a torch file of its own.
     pub fn torch_view(&self, tensor: usize) -> Result<Arc<FileView>> {
         let f = self.source()?;
-        let crc = f.crcs().get(tensor).ok_or_else(|| Error::new(Kind::NotFound, "no such tensor"))?;
+        let crc = f
+            .crcs()
+            .get(tensor)
+            .ok_or_else(|| Error::new(Kind::NotFound, "no such tensor"))?;
         Ok(Self::laid(f, format::torch_file(f.layout(), tensor, *crc)?))
     }
 

@@ -68,7 +68,12 @@ impl Store {
             for (name, b) in history.branches() {
                 let sum = |f: fn(&super::Numbered) -> u64| b.versions.iter().map(|v| f(v)).sum();
                 let raw = sum(|v| v.version.len);
-                let branch = BranchStats { branch: name.clone(), versions: b.versions.len() as u64, raw, stored: sum(|v| v.stored) };
+                let branch = BranchStats {
+                    branch: name.clone(),
+                    versions: b.versions.len() as u64,
+                    raw,
+                    stored: sum(|v| v.stored),
+                };
                 s.versions += branch.versions;
                 s.raw += raw;
                 s.branches.push(branch);
@@ -77,15 +82,19 @@ impl Store {
         let mut codecs: BTreeMap<(u8, u8), CodecStats> = BTreeMap::new();
         for range in parts.history.ranges() {
             parts.packs.scan(&range, &mut |_, _, m| {
-                let Some(kind) = NodeKind::from_tag(m.kind) else { return Ok(()) };
+                let Some(kind) = NodeKind::from_tag(m.kind) else {
+                    return Ok(());
+                };
                 let meta = NodeMeta::decode(kind, &m.meta)?;
-                let c = codecs.entry((m.kind, meta.codec.tag())).or_insert_with(|| CodecStats {
-                    kind: kind.name(),
-                    codec: meta.codec.name(),
-                    nodes: 0,
-                    raw: 0,
-                    stored: 0,
-                });
+                let c = codecs
+                    .entry((m.kind, meta.codec.tag()))
+                    .or_insert_with(|| CodecStats {
+                        kind: kind.name(),
+                        codec: meta.codec.name(),
+                        nodes: 0,
+                        raw: 0,
+                        stored: 0,
+                    });
                 c.nodes += 1;
                 c.raw += u64::from(meta.raw_len);
                 c.stored += u64::from(m.stored_len);
@@ -99,7 +108,11 @@ impl Store {
         let sizes = parts.packs.sizes()?;
         (s.packs, s.journal, s.index) = (sizes.packs, sizes.journal, sizes.index);
         s.stored = s.packs + s.journal + s.index;
-        s.ratio = if s.raw == 0 { 0.0 } else { s.stored as f64 / s.raw as f64 };
+        s.ratio = if s.raw == 0 {
+            0.0
+        } else {
+            s.stored as f64 / s.raw as f64
+        };
         Ok(s)
     }
 }

@@ -1,0 +1,127 @@
+//! `zspace mount`
+
+use super::{Context, show};
+use crate::error::{Error, IoContext, Kind, Result};
+use crate::fuse::{self, MountOptions};
+use crate::store::{Options, Store};
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Mount the store: versions/, tensors/, arrays/ and safetensors/ to read, staging/ to write
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The mount point, made if absent
+    mnt: PathBuf,
+    /// Seconds that a staged file must be left alone before it is committed
+    #[arg(long, value_name = "S", default_value = "2", value_parser = parse_seconds)]
+    settle: Duration,
+    /// Seconds that a staged directory must be left alone before it is committed
+    #[arg(long, value_name = "S", default_value = "10", value_parser = parse_seconds)]
+    settle_dir: Duration,
+    /// Memory for rebuilt chunks, in bytes or with K, M, G
+    #[arg(long, value_name = "N", default_value = "256M", value_parser = show::parse_size)]
+    memory: u64,
+    /// Let other users in
+    #[arg(long)]
+    allow_other: bool,
+    /// Take no writes
+    #[arg(long)]
+    read_only: bool,
+    /// Return as soon as the mount is usable, and serve it in the background (log: mount.log in the store)
+    #[arg(long)]
+    daemon: bool,
+    /// Is the background process that `--daemon` started
+    #[arg(long, hide = true, conflicts_with = "daemon")]
+    background: bool,
+}
+
+/// What the background process prints once the mount is usable.
+const READY: &str = "ready";
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
+    if args.daemon {
+        return start(context, args);
+    }
+    let done = serve(context, args);
+    if let (true, Err(e)) = (args.background, &done) {
+        // To the process that waits for us; where it has left, the log has it all the same.
+        let _ = show::print(&format!("{e}\n"));
+    }
+    done
+}
+
+fn serve(context: &Context, args: &Args) -> Result<()> {
+    let mnt = absolute(&args.mnt)?;
+    let options = Options { memory: args.memory, ..Options::default() };
+    let store = Store::open_or_init(&absolute(&context.dir()?)?, &options)?;
+    let options = MountOptions {
+        settle: args.settle,
+        settle_dir: args.settle_dir,
+        allow_other: args.allow_other,
+        read_only: args.read_only,
+        ..MountOptions::default()
+    };
+    let background = args.background;
+    if background {
+        // A session of its own, in no directory that somebody might want to unmount.
+        rustix::process::setsid().doing(|| "start a session".into())?;
+        rustix::process::chdir("/").doing(|| "go to /".into())?;
+    }
+    fuse::mount(store, &mnt, &options, move || {
+        if background {
+            let _ = show::print(&format!("{READY}\n"));
+            let detached = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty());
+            if let Err(e) = detached.and_then(rustix::stdio::dup2_stdout) {
+                log::warn!("cannot leave standard output: {e}");
+            }
+        }
+    })
+}
+
+/// Starts this program again in the background and waits until its mount is usable.
+fn start(context: &Context, args: &Args) -> Result<()> {
+    let dir = absolute(&context.dir()?)?;
+    // Made here, so that there is a place for the log.
+    match Store::init(&dir) {
+        Err(e) if e.kind() != Kind::Exists => return Err(e),
+        _ => {}
+    }
+    let log = dir.join("mount.log");
+    let err = OpenOptions::new().create(true).append(true).open(&log).doing(|| log.display().to_string())?;
+    let program = std::env::current_exe().doing(|| "find this program".into())?;
+    let seconds = |d: Duration| d.as_secs_f64().to_string();
+    let mut command = Command::new(program);
+    command.arg("--store").arg(&dir).arg("mount").arg(absolute(&args.mnt)?).arg("--background");
+    command.args(["--settle", &seconds(args.settle), "--settle-dir", &seconds(args.settle_dir)]);
+    command.args(["--memory", &args.memory.to_string()]);
+    command.args([("--allow-other", args.allow_other), ("--read-only", args.read_only)].iter().filter(|o| o.1).map(|o| o.0));
+    command.env("ZSPACE_LOG", std::env::var("ZSPACE_LOG").unwrap_or_else(|_| "zspace=info".into()));
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(err).spawn();
+    let mut child = child.doing(|| "start the background process".into())?;
+    let mut said = String::new();
+    for line in BufReader::new(child.stdout.take().ok_or_else(|| Error::new(Kind::Io, "no pipe"))?).lines() {
+        let line = line.doing(|| "wait for the background process".into())?;
+        if line == READY {
+            return Ok(());
+        }
+        said += &line;
+    }
+    let status = child.wait().doing(|| "wait for the background process".into())?;
+    if said.is_empty() {
+        said = format!("the background process ended with {status} (see {})", log.display());
+    }
+    let kind = if status.code() == Some(64) { Kind::Usage } else { Kind::Io };
+    Err(Error::new(kind, said))
+}
+
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).doing(|| path.display().to_string())
+}
+
+fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "write a number of seconds, not negative".into())
+}

@@ -1,0 +1,629 @@
+//! The FUSE door: takes requests apart, hands them to worker threads, and puts answers into FUSE's words. It decides nothing.
+
+use super::attr::{Attr, FileKind};
+use super::changes::Caller;
+use super::files::{Files, Found};
+use super::io::Opened;
+use super::pool::Pool;
+use super::staging::{SetAttr, SetTime};
+use crate::error::{Error, Result};
+use crate::store::Timestamp;
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem,
+    FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents,
+    PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Numbers are never used twice, so all are of one generation.
+const GENERATION: Generation = Generation(0);
+/// The largest read or write request, in bytes.
+const REQUEST: u32 = 1 << 20;
+/// Requests of the kernel's readahead and writeback that may be under way.
+const BACKGROUND: u16 = 64;
+/// At how many of them the kernel starts none of its own accord.
+const CONGESTION: u16 = 48;
+
+/// The file system that fuser serves.
+pub(super) struct DoorFs {
+    files: Arc<Files>,
+    /// Names and attributes: never behind a rebuild.
+    names: Pool,
+    /// Bytes read, which may have to be rebuilt.
+    data: Pool,
+    /// Changes in `staging/`, which may wait for the disk.
+    changes: Pool,
+}
+
+impl DoorFs {
+    /// The door to these files, with `threads` workers for bytes.
+    pub(super) fn new(files: Arc<Files>, threads: usize) -> Result<Self> {
+        Ok(DoorFs {
+            files,
+            names: Pool::new("zspace-names", 4)?,
+            data: Pool::new("zspace-data", threads.max(4))?,
+            changes: Pool::new("zspace-changes", 8)?,
+        })
+    }
+
+    fn name(&self, job: impl FnOnce(&Files) + Send + 'static) {
+        let files = self.files.clone();
+        self.names.run(move || job(&files));
+    }
+
+    fn bytes(&self, job: impl FnOnce(&Files) + Send + 'static) {
+        let files = self.files.clone();
+        self.data.run(move || job(&files));
+    }
+
+    fn change(&self, job: impl FnOnce(&Files) + Send + 'static) {
+        let files = self.files.clone();
+        self.changes.run(move || job(&files));
+    }
+}
+
+fn errno(e: &Error) -> Errno {
+    match e.errno() {
+        libc::EIO => log::error!("{e}"),
+        libc::ENOSPC | libc::EDQUOT => log::warn!("{e}"),
+        _ => log::debug!("{e}"),
+    }
+    Errno::from_i32(e.errno())
+}
+
+fn system_time(t: Timestamp) -> SystemTime {
+    let whole = Duration::from_secs(t.seconds.unsigned_abs());
+    let base = if t.seconds >= 0 {
+        UNIX_EPOCH.checked_add(whole)
+    } else {
+        UNIX_EPOCH.checked_sub(whole)
+    };
+    let exact = base.and_then(|b| b.checked_add(Duration::from_nanos(u64::from(t.nanos))));
+    exact.unwrap_or(UNIX_EPOCH)
+}
+
+/// The time a request asks for. fuser gives times before 1970 as 1970 less the whole seconds and less the nanoseconds too, which
+/// the kernel meant to be added.
+fn timestamp(t: SystemTime) -> Timestamp {
+    match t.duration_since(UNIX_EPOCH) {
+        Ok(d) => Timestamp {
+            seconds: i64::try_from(d.as_secs()).unwrap_or(i64::MAX),
+            nanos: d.subsec_nanos(),
+        },
+        Err(e) => Timestamp {
+            seconds: i64::try_from(e.duration().as_secs()).map_or(i64::MIN, |s| -s),
+            nanos: e.duration().subsec_nanos(),
+        },
+    }
+}
+
+fn file_attr(ino: u64, attr: &Attr) -> FileAttr {
+    let kind = match attr.kind {
+        FileKind::File => FileType::RegularFile,
+        FileKind::Dir => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Socket => FileType::Socket,
+        FileKind::Char => FileType::CharDevice,
+        FileKind::Block => FileType::BlockDevice,
+    };
+    FileAttr {
+        ino: INodeNo(ino),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: system_time(attr.atime),
+        mtime: system_time(attr.mtime),
+        ctime: system_time(attr.ctime),
+        crtime: UNIX_EPOCH,
+        kind,
+        perm: (attr.mode & 0o7777) as u16,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+fn answer_entry(reply: ReplyEntry, found: Result<Found>) {
+    match found {
+        Ok(f) => reply.entry_with_ttls(&f.attr_ttl, &f.entry_ttl, &file_attr(f.ino, &f.attr), GENERATION),
+        Err(e) => reply.error(errno(&e)),
+    }
+}
+
+fn answer_empty(reply: ReplyEmpty, result: Result<()>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(errno(&e)),
+    }
+}
+
+fn answer_xattr(reply: ReplyXattr, size: u32, value: &[u8]) {
+    match u32::try_from(value.len()) {
+        Ok(len) if size == 0 => reply.size(len),
+        Ok(len) if len <= size => reply.data(value),
+        _ => reply.error(Errno::ERANGE),
+    }
+}
+
+fn open_flags(opened: &Opened) -> FopenFlags {
+    match (opened.fixed, opened.writes) {
+        (true, _) => FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH,
+        (false, true) => FopenFlags::empty(),
+        (false, false) => FopenFlags::FOPEN_NOFLUSH,
+    }
+}
+
+fn caller(req: &Request, umask: u32) -> Caller {
+    Caller {
+        uid: req.uid(),
+        gid: req.gid(),
+        umask,
+    }
+}
+
+impl Filesystem for DoorFs {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let wanted = [
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+        ];
+        for flag in wanted {
+            if config.add_capabilities(flag).is_err() {
+                log::debug!("this kernel does not have {flag:?}");
+            }
+        }
+        // The nearest value that the kernel takes is as good.
+        let _ = config.set_max_write(REQUEST);
+        let _ = config.set_max_background(BACKGROUND);
+        let _ = config.set_congestion_threshold(CONGESTION);
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let name = name.as_bytes().to_vec();
+        self.name(move |files| match files.look_up(parent.0, &name) {
+            Ok(Err(ttl)) if !ttl.is_zero() => {
+                // Inode 0: the kernel may remember that there is nothing.
+                let none = files.space.plain(FileKind::File, 0, 0, Timestamp::default());
+                reply.entry(&ttl, &file_attr(0, &none), GENERATION);
+            }
+            Ok(Err(_)) => reply.error(Errno::ENOENT),
+            Ok(Ok(found)) => answer_entry(reply, Ok(found)),
+            Err(e) => answer_entry(reply, Err(e)),
+        });
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, count: u64) {
+        self.files.inodes.forget(ino.0, count);
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        self.name(move |files| match files.attr(ino.0, fh.map(|f| f.0)) {
+            Ok((attr, ttl)) => reply.attr(&ttl, &file_attr(ino.0, &attr)),
+            Err(e) => reply.error(errno(&e)),
+        });
+    }
+
+    fn setattr(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let time = |t| match t {
+            TimeOrNow::Now => SetTime::Now,
+            TimeOrNow::SpecificTime(t) => SetTime::At(timestamp(t)),
+        };
+        let change = SetAttr {
+            mode: mode.map(|m| m & 0o7777),
+            uid,
+            gid,
+            size,
+            atime: atime.map(time),
+            mtime: mtime.map(time),
+        };
+        self.change(
+            move |files| match files.set_attr(ino.0, fh.map(|f| f.0), &change) {
+                Ok(attr) => reply.attr(&Duration::ZERO, &file_attr(ino.0, &attr)),
+                Err(e) => reply.error(errno(&e)),
+            },
+        );
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        self.name(move |files| match files.target(ino.0) {
+            Ok(target) => reply.data(&target),
+            Err(e) => reply.error(errno(&e)),
+        });
+    }
+
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        _rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
+        self.change(move |files| answer_entry(reply, files.make_node(parent.0, &name, mode, by)));
+    }
+
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
+        self.change(move |files| answer_entry(reply, files.make_dir(parent.0, &name, mode, by)));
+    }
+
+    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let name = name.as_bytes().to_vec();
+        self.change(move |files| answer_empty(reply, files.remove(parent.0, &name, false)));
+    }
+
+    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let name = name.as_bytes().to_vec();
+        self.change(move |files| answer_empty(reply, files.remove(parent.0, &name, true)));
+    }
+
+    fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let (name, by) = (name.as_bytes().to_vec(), caller(req, 0));
+        let target = target.as_os_str().as_bytes().to_vec();
+        self.change(move |files| answer_entry(reply, files.make_link(parent.0, &name, &target, by)));
+    }
+
+    fn rename(
+        &self,
+        _req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let (from, to) = (name.as_bytes().to_vec(), new_name.as_bytes().to_vec());
+        self.change(move |files| {
+            let result = files.rename((parent.0, &from), (new_parent.0, &to), flags.bits());
+            answer_empty(reply, result);
+        });
+    }
+
+    fn link(&self, _req: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let name = name.as_bytes().to_vec();
+        self.change(move |files| answer_entry(reply, files.link(ino.0, parent.0, &name)));
+    }
+
+    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.change(move |files| match files.open(ino.0, flags.0) {
+            Ok(opened) => reply.opened(FileHandle(opened.fh), open_flags(&opened)),
+            Err(e) => reply.error(errno(&e)),
+        });
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.bytes(move |files| {
+            // The reply is used up by one of the two: by the bytes where they lie, or by the error.
+            let mut reply = Some(reply);
+            let result = files.read(fh.0, offset, size as usize, |bytes| {
+                if let Some(reply) = reply.take() {
+                    reply.data(bytes);
+                }
+            });
+            if let (Err(e), Some(reply)) = (result, reply) {
+                reply.error(errno(&e));
+            }
+        });
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+        _open_flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let data = data.to_vec();
+        let strip = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        self.change(move |files| match files.write(fh.0, offset, &data, strip) {
+            Ok(n) => reply.written(u32::try_from(n).unwrap_or(u32::MAX)),
+            Err(e) => reply.error(errno(&e)),
+        });
+    }
+
+    fn flush(&self, req: &Request, _ino: INodeNo, fh: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
+        let pid = req.pid();
+        self.change(move |files| answer_empty(reply, files.flush(fh.0, pid)));
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.change(move |files| {
+            files.release(ino.0, fh.0);
+            reply.ok();
+        });
+    }
+
+    fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.change(move |files| answer_empty(reply, files.sync(fh.0, datasync)));
+    }
+
+    fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.name(move |files| match files.open_dir(ino.0) {
+            Ok((fh, true)) => {
+                let flags = FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE;
+                reply.opened(FileHandle(fh), flags);
+            }
+            Ok((fh, false)) => reply.opened(FileHandle(fh), FopenFlags::empty()),
+            Err(e) => reply.error(errno(&e)),
+        });
+    }
+
+    fn readdir(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        self.name(move |files| {
+            let result = files.list(ino.0, fh.0, offset, false, |l| {
+                let kind = file_attr(l.found.ino, &l.found.attr).kind;
+                reply.add(INodeNo(l.found.ino), l.next, kind, OsStr::from_bytes(l.name))
+            });
+            match result {
+                Ok(()) => reply.ok(),
+                Err(e) => reply.error(errno(&e)),
+            }
+        });
+    }
+
+    fn readdirplus(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        self.name(move |files| {
+            let result = files.list(ino.0, fh.0, offset, true, |l| {
+                let f = l.found;
+                // One time for both: the shorter.
+                let ttl = f.entry_ttl.min(f.attr_ttl);
+                let attr = file_attr(f.ino, &f.attr);
+                reply.add(
+                    INodeNo(f.ino),
+                    l.next,
+                    OsStr::from_bytes(l.name),
+                    &ttl,
+                    &attr,
+                    GENERATION,
+                )
+            });
+            match result {
+                Ok(()) => reply.ok(),
+                Err(e) => reply.error(errno(&e)),
+            }
+        });
+    }
+
+    fn releasedir(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.files.release(ino.0, fh.0);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.change(move |files| answer_empty(reply, files.sync_dir(ino.0, datasync)));
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        self.name(move |files| match files.staging.statfs() {
+            Ok(s) => {
+                let (size, name) = (s.f_bsize as u32, 255);
+                reply.statfs(
+                    s.f_blocks,
+                    s.f_bfree,
+                    s.f_bavail,
+                    s.f_files,
+                    s.f_ffree,
+                    size,
+                    name,
+                    s.f_frsize as u32,
+                );
+            }
+            Err(e) => reply.error(errno(&e)),
+        });
+    }
+
+    fn setxattr(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
+        self.change(move |files| answer_empty(reply, files.set_xattr(ino.0, &name, &value, flags)));
+    }
+
+    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let name = name.as_bytes();
+        // Asked for at every turn by ls, cp and the kernel, and never there: answered at once.
+        if !name.starts_with(b"user.") {
+            return reply.error(Errno::ENODATA);
+        }
+        let name = name.to_vec();
+        self.name(move |files| match files.xattr(ino.0, &name) {
+            Ok(Some(value)) => answer_xattr(reply, size, &value),
+            Ok(None) => reply.error(Errno::ENODATA),
+            Err(e) => reply.error(errno(&e)),
+        });
+    }
+
+    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.name(move |files| match files.xattr_list(ino.0) {
+            Ok(names) => answer_xattr(reply, size, &names),
+            Err(e) => reply.error(errno(&e)),
+        });
+    }
+
+    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let name = name.as_bytes().to_vec();
+        self.change(move |files| answer_empty(reply, files.remove_xattr(ino.0, &name)));
+    }
+
+    fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        // The kernel checks permissions itself (default_permissions).
+        reply.ok();
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
+        self.change(
+            move |files| match files.create(parent.0, &name, mode, flags, by) {
+                Ok((found, opened)) => {
+                    let attr = file_attr(found.ino, &found.attr);
+                    let fh = FileHandle(opened.fh);
+                    reply.created(&Duration::ZERO, &attr, GENERATION, fh, open_flags(&opened));
+                }
+                Err(e) => reply.error(errno(&e)),
+            },
+        );
+    }
+
+    fn bmap(&self, _req: &Request, _ino: INodeNo, _size: u32, _index: u64, reply: ReplyBmap) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _data: &[u8],
+        _size: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn poll(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _notifier: PollNotifier,
+        _events: PollEvents,
+        _flags: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        // The kernel then answers by itself: always ready.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fallocate(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        self.change(move |files| answer_empty(reply, files.allocate(fh.0, mode, offset, length)));
+    }
+
+    fn lseek(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        self.bytes(move |files| match files.seek(fh.0, offset, whence) {
+            Ok(at) => reply.offset(i64::try_from(at).unwrap_or(i64::MAX)),
+            Err(e) => reply.error(errno(&e)),
+        });
+    }
+
+    fn copy_file_range(
+        &self,
+        _req: &Request,
+        _ino_in: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        _ino_out: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        self.bytes(
+            move |files| match files.copy((fh_in.0, offset_in), (fh_out.0, offset_out), len) {
+                Ok(n) => reply.written(u32::try_from(n).unwrap_or(u32::MAX)),
+                Err(e) => reply.error(errno(&e)),
+            },
+        );
+    }
+}

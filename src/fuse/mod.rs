@@ -1,0 +1,30 @@
+//! The mount: a store as a file system (docs/SEMANTICS.md says what it promises).
+//!
+//! `door` and `session` alone know FUSE; all else answers in plain types and is tested without a mount. `files` is what the door
+//! calls: it finds out by the inode whether a request goes to `namespace` (versions and their views, which never change) or to
+//! `staging` (ordinary files on their way to a commit).
+
+mod attr;
+mod attributes;
+mod changes;
+pub mod control;
+mod door;
+mod errno;
+mod files;
+mod handles;
+mod holders;
+mod inodes;
+mod io;
+mod namespace;
+mod place;
+mod pool;
+mod session;
+mod staging;
+mod stream;
+mod versions;
+mod views;
+mod xattr;
+
+pub use attr::{Attr, FileKind};
+pub use session::{MountOptions, mount, unmount};
+pub use staging::{EntryStatus, Handle, Located, SetAttr, SetTime, Settle, Staging, State, Status};

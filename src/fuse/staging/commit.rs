@@ -1,0 +1,325 @@
+//! Committing: the committer thread, commits on request, and what follows a commit.
+
+use super::backing::{Look, remove_all};
+use super::marks::{Mark, Origin, missing};
+use super::state::{Entry, Failure, Key, key_of, path_of};
+use super::status::{EntryStatus, State};
+use super::{Guard, Staging, copyup, names};
+use crate::error::{Error, IoContext, Kind, Result};
+use crate::store::Committed;
+use parking_lot::MutexGuard;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Failures are retried after this long, doubled each time up to [`RETRY_LIMIT`].
+const RETRY: Duration = Duration::from_secs(2);
+const RETRY_LIMIT: Duration = Duration::from_secs(120);
+/// Changes that come in bursts are looked at together.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// An entry to commit, and, unless it was asked for, when it last changed: if that moved, it has to settle again.
+pub(super) type Item = (Key, Option<Duration>);
+
+impl Staging {
+    /// Starts the thread that commits what settles.
+    pub(super) fn run_committer(self: &Arc<Self>) -> Result<()> {
+        if !self.is_owner() {
+            return Ok(());
+        }
+        let (weak, shared) = (Arc::downgrade(self), self.shared.clone());
+        let work = move || {
+            while let Some(staging) = weak.upgrade() {
+                let next = staging.step();
+                let wait = next.map(|t| t.saturating_sub(staging.clock.now()));
+                drop(staging);
+                std::thread::sleep(PAUSE);
+                let mut g = shared.inner.lock();
+                if !g.woken && !g.stopping {
+                    let longest = Duration::from_secs(3600);
+                    shared.wake.wait_for(&mut g, wait.unwrap_or(longest).min(longest));
+                }
+                if g.stopping {
+                    return;
+                }
+                g.woken = false;
+            }
+        };
+        let thread = std::thread::Builder::new().name("zspace-commit".into()).spawn(work);
+        *self.thread.lock() = Some(thread.doing(|| "start the committer".into())?);
+        Ok(())
+    }
+
+    /// Has the committer look again.
+    pub(super) fn wake(&self, g: &mut Guard<'_>) {
+        g.woken = true;
+        self.shared.wake.notify_all();
+    }
+
+    /// From now on nothing new may be opened for writing or changed (EROFS); handles that are open may finish.
+    pub fn freeze(&self) {
+        self.lock().frozen = true;
+    }
+
+    /// Ends the committer, after the commit it is at. What is staged stays.
+    pub fn stop(&self) {
+        {
+            let mut g = self.lock();
+            g.stopping = true;
+            self.wake(&mut g);
+        }
+        if let Some(thread) = self.thread.lock().take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
+    /// Commits all that settles within `limit`, and returns what stays, with why.
+    pub fn drain(&self, limit: Duration) -> Result<Vec<EntryStatus>> {
+        if !self.is_owner() {
+            return Ok(Vec::new());
+        }
+        let end = self.clock.now() + limit;
+        let mut g = self.lock();
+        g.draining = true;
+        for e in g.entries.values_mut() {
+            // What was held back or failed gets its chance now.
+            (e.parked, e.failed) = (None, None);
+        }
+        self.wake(&mut g);
+        while self.clock.now() < end && !g.stopping {
+            let busy = |s: State| matches!(s, State::Settling | State::Committing);
+            if !g.entries.keys().any(|key| busy(self.state_of(&g, key))) {
+                break;
+            }
+            self.shared.wake.wait_for(&mut g, Duration::from_millis(50));
+        }
+        g.draining = false;
+        drop(g);
+        let all = self.status()?.entries;
+        Ok(all.into_iter().filter(|e| !matches!(e.state, State::Committed { .. })).collect())
+    }
+
+    /// Commits the entry that `path` (branch, entry, anything inside it) lies in, whatever speaks against it, together with
+    /// the shards or the index that belong to it. What is committed already is answered with its version.
+    pub fn commit_now(&self, path: &[Vec<u8>], message: &str) -> Result<Committed> {
+        names::check(path)?;
+        if !self.is_owner() {
+            return Err(Error::new(Kind::ReadOnly, "another mount owns the staging area of this store"));
+        }
+        let key = key_of(path).ok_or_else(|| Error::new(Kind::Usage, "name an entry: BRANCH/ENTRY"))?;
+        if let Some(done) = self.prepare_now(&key)? {
+            return Ok(done);
+        }
+        let items: Vec<Item> = self.linked(&key).into_iter().map(|key| (key, None)).collect();
+        self.commit_group(&items, message)
+    }
+
+    /// Gets an entry ready to be committed on request, or finds that it is committed.
+    fn prepare_now(&self, key: &Key) -> Result<Option<Committed>> {
+        let mut g = self.lock();
+        while g.entries.get(key).is_some_and(|e| e.busy || e.committing) {
+            self.shared.wake.wait(&mut g);
+        }
+        let path = path_of(key);
+        match g.entries.get(key) {
+            None if self.branch(&path[0]).is_some() && self.backing()?.stat(&path)?.is_some() => {
+                // Unfinished by its name, but asked for.
+                self.marks.write(&key.0, &key.1, &Mark::NEW)?;
+                g.entries.insert(key.clone(), Entry::new(Mark::NEW, self.clock.now()));
+            }
+            None => return Err(missing().context(names::show(&path))),
+            Some(e) if e.thinned() => self.copy_up(&mut g, key)?,
+            Some(Entry { mark: Mark::Committed { origin }, .. }) => {
+                let v = self.version(origin).ok_or_else(|| missing().context(names::show(&path)))?;
+                let (id, branch, number) = (v.id, v.branch.clone(), v.number);
+                return Ok(Some(Committed { id, branch, number, bytes: v.version.len, stored: v.stored }));
+            }
+            Some(_) => {}
+        }
+        Ok(None)
+    }
+
+    /// Makes one version of these entries of one branch.
+    pub(super) fn commit_group(&self, items: &[Item], message: &str) -> Result<Committed> {
+        let started = self.clock.now();
+        let moved = || Error::new(Kind::Changed, "the entry changed while it was to be committed");
+        let branch = items.first().map(|i| i.0.0.clone()).ok_or_else(moved)?;
+        {
+            let mut g = self.lock();
+            for (key, changed) in items {
+                let same = changed.is_none_or(|c| c == g.last_change(key) && g.writers(&path_of(key)).next().is_none());
+                let ready = g.entries.get(key).is_some_and(|e| {
+                    matches!(e.mark, Mark::Dirty { .. }) && !e.busy && !e.committing
+                });
+                if !same || !ready {
+                    return Err(moved());
+                }
+            }
+            for (key, _) in items {
+                if let Some(e) = g.entries.get_mut(key) {
+                    e.committing = true;
+                }
+            }
+        }
+        let look = |item: &Item| Look::at(&self.disk_path(&item.0), &mut |_| {}).ok();
+        let before: Vec<_> = items.iter().map(look).collect();
+        let entries = items.iter().map(|(key, _)| (key.1.clone(), self.disk_path(key))).collect();
+        let result = catch_unwind(AssertUnwindSafe(|| self.repo.commit(&branch, entries, message)))
+            .unwrap_or_else(|_| Err(Error::new(Kind::Io, "the commit broke off by a fault in zspace")));
+
+        // All are looked at before the first is moved away: hard links between them show in each other's times.
+        let after: Vec<_> = items.iter().map(look).collect();
+        {
+            let mut g = self.lock();
+            for (key, _) in items {
+                if let Some(e) = g.entries.get_mut(key) {
+                    e.committing = false;
+                }
+            }
+            self.shared.wake.notify_all();
+        }
+        match result {
+            Ok(done) => {
+                log::info!("committed {}/{:06} {}", done.branch, done.number, done.id);
+                for ((key, _), looks) in items.iter().zip(before.iter().zip(&after)) {
+                    if let (Some(before), Some(after)) = looks
+                        && !before.differs(after)
+                    {
+                        self.finish(key, before, started, &Origin::new(done.id, &key.1));
+                    }
+                }
+                Ok(done)
+            }
+            Err(e) => {
+                for (key, _) in items {
+                    match e.kind() {
+                        // It settles once more.
+                        Kind::Changed | Kind::NotFound => self.lock().touch(&path_of(key), self.clock.now()),
+                        _ => drop(self.failed(key, &e)),
+                    }
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Notes a failure and says when to try again. A change of the entry clears it.
+    pub(super) fn failed(&self, key: &Key, error: &Error) -> Duration {
+        let now = self.clock.now();
+        let mut g = self.lock();
+        let Some(e) = g.entries.get_mut(key) else { return now + RETRY };
+        let times = e.failed.as_ref().map_or(0, |f| f.times);
+        let retry = now + RETRY.saturating_mul(1 << times.min(10)).min(RETRY_LIMIT);
+        log::warn!("{}: not committed: {error}", names::show(&path_of(key)));
+        e.failed = Some(Failure { reason: error.to_string(), retry, times: times + 1 });
+        self.shared.wake.notify_all();
+        retry
+    }
+
+    /// What follows a commit: the durable mark, then the backing files go. If the entry was touched since `started`, or
+    /// somebody has it open for writing, it stays as it is: new work.
+    pub(super) fn finish(&self, key: &Key, before: &Look, started: Duration, origin: &Origin) {
+        let path = path_of(key);
+        let mut g = self.lock();
+        let touched = g.last_change(key) > started || g.writers(&path).next().is_some();
+        let Some(e) = g.entries.get_mut(key).filter(|e| !e.busy && matches!(e.mark, Mark::Dirty { .. })) else { return };
+        if touched {
+            e.published = Some((before.clone(), origin.clone()));
+            return;
+        }
+        e.busy = true;
+        let mark = Mark::Committed { origin: origin.clone() };
+        let done = MutexGuard::unlocked(&mut g, || {
+            self.marks.write(&key.0, &key.1, &mark)?;
+            self.trash(&path).inspect_err(|_| {
+                // Without the move the files would count as leftovers at the next start.
+                let _ = self.marks.write(&key.0, &key.1, &Mark::NEW);
+            })
+        });
+        g.clear(&path);
+        let now = self.clock.now();
+        if let Some(e) = g.entries.get_mut(key) {
+            e.busy = false;
+            match done {
+                Ok(()) => *e = Entry::new(mark, now),
+                Err(error) => {
+                    log::warn!("{}: committed, but kept in staging: {error}", names::show(&path));
+                    e.published = Some((before.clone(), origin.clone()));
+                    e.failed = Some(Failure { reason: error.to_string(), retry: now + RETRY, times: 1 });
+                }
+            }
+        }
+        self.wake(&mut g);
+        drop(g);
+        self.empty_trash();
+    }
+
+    /// Takes backing files out of sight in one step.
+    pub(super) fn trash(&self, path: &names::Path) -> Result<()> {
+        let (dir, name) = self.backing()?.parent(path)?;
+        let to = self.dir.join("trash").join(self.scratch_name());
+        match rustix::fs::renameat(&dir, name, rustix::fs::CWD, &to) {
+            Err(rustix::io::Errno::NOENT) => Ok(()),
+            r => r.doing(|| format!("move {} to the trash", names::show(path))),
+        }
+    }
+
+    fn scratch_name(&self) -> String {
+        let n = self.lock().number();
+        n.to_string()
+    }
+
+    fn empty_trash(&self) {
+        let trash = fs::read_dir(self.dir.join("trash"));
+        for file in trash.into_iter().flatten().flatten() {
+            if let Err(e) = remove_all(&file.path()) {
+                log::warn!("{e}");
+            }
+        }
+    }
+
+    /// Puts the files of a committed entry back on disk, without what was removed from it, and marks it dirty. Others wait
+    /// for this entry meanwhile, and only for this one.
+    pub(super) fn copy_up(&self, g: &mut Guard<'_>, key: &Key) -> Result<()> {
+        let n = g.number();
+        let Some(e) = g.entries.get_mut(key) else { return Err(missing()) };
+        let Mark::Committed { origin } = e.mark.clone() else { return Ok(()) };
+        e.busy = true;
+        let temp = self.dir.join("copy").join(n.to_string());
+        let dirty = Mark::Dirty { base: Some(origin.clone()) };
+        let done = MutexGuard::unlocked(g, || {
+            let version = self.version(&origin).ok_or_else(missing)?;
+            copyup::export(self.repo.as_ref(), &version, &origin, &temp)?;
+            self.marks.write(&key.0, &key.1, &dirty)?;
+            let to = self.disk_path(key);
+            fs::create_dir_all(self.dir.join("tree").join(&key.0))
+                .and_then(|()| fs::rename(&temp, &to))
+                .doing(|| format!("move the copy to {}", to.display()))
+        });
+        if done.is_err() {
+            let _ = remove_all(&temp);
+        }
+        let now = self.clock.now();
+        if let Some(e) = g.entries.get_mut(key) {
+            e.busy = false;
+            if done.is_ok() {
+                *e = Entry::new(dirty, now);
+            }
+        }
+        self.shared.wake.notify_all();
+        done.map_err(|e| e.context(format!("copy {} back from its version", names::show(&path_of(key)))))
+    }
+
+    /// Copies up a directory whose removals have settled, to be committed without further ado.
+    pub(super) fn copy_up_settled(&self, key: &Key) -> Result<()> {
+        let mut g = self.lock();
+        self.copy_up(&mut g, key)?;
+        if let Some(e) = g.entries.get_mut(key) {
+            e.at_once = true;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,175 @@
+//! An open staged file.
+
+use super::backing::{attr_of, read_at};
+use super::names::errno;
+use super::ops::{SetAttr, apply_to_fd};
+use super::{Staging, torn};
+use crate::error::{Error, IoContext, Result};
+use crate::fuse::attr::Attr;
+use rustix::fs::{FallocateFlags, SeekFrom};
+use parking_lot::Mutex;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// An open staged file. Dropping it is its RELEASE: what ends a writer.
+pub struct Handle {
+    pub(super) staging: Arc<Staging>,
+    pub(super) file: File,
+    /// The number under which writers are registered; readers have none.
+    pub(super) writer: Option<u64>,
+    /// Milliseconds of the clock at the last write; shared with the register.
+    pub(super) tick: Arc<AtomicU64>,
+    /// Whether what the file holds is this handle's work: opened with O_TRUNC or made new, or written to.
+    pub(super) wrote: AtomicBool,
+    /// What was put on record when a process died holding it.
+    pub(super) killed: Mutex<Option<String>>,
+    /// Nothing was written since.
+    pub(super) quiet: AtomicBool,
+}
+
+impl Handle {
+    /// Up to `len` bytes at `offset`, fewer only at the end of the file.
+    pub fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        read_at(&self.file, offset, len)
+    }
+
+    /// Writes all of `data` at `offset` (the kernel knows where O_APPEND appends). A failure leaves the file suspect: it is
+    /// not committed unasked until it is written again from scratch.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<usize> {
+        self.touch();
+        match self.file.write_all_at(data, offset) {
+            Ok(()) => Ok(data.len()),
+            Err(e) => {
+                self.suspect(format!("writing it failed: {e}"));
+                Err(Error::io("write staged file", e))
+            }
+        }
+    }
+
+    /// A descriptor of the file was closed by process `pid`. A process that is dying by a signal leaves the file suspect,
+    /// unless another process that shares the handle goes on writing and closes it in peace.
+    pub fn flush(&self, pid: u32) -> Result<()> {
+        if self.writer.is_none() || !self.wrote.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match torn::dying(pid) {
+            Some(why) => {
+                self.quiet.store(true, Ordering::Release);
+                let noted = self.suspect(why.clone());
+                *self.killed.lock() = noted.then_some(why);
+            }
+            None if !self.quiet.load(Ordering::Acquire) => {
+                if let Some(why) = self.killed.lock().take() {
+                    self.clear(|w| *w == why);
+                }
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// fsync or fdatasync of the backing file.
+    pub fn fsync(&self, datasync: bool) -> Result<()> {
+        let done = if datasync { self.file.sync_data() } else { self.file.sync_all() };
+        if let Err(e) = &done {
+            self.suspect(format!("fsync of it failed: {e}"));
+        }
+        done.doing(|| "fsync staged file".into())
+    }
+
+    /// Attributes, also of a file that has no name any more.
+    pub fn attr(&self) -> Result<Attr> {
+        Ok(attr_of(&rustix::fs::fstat(&self.file).doing(|| "stat staged file".into())?))
+    }
+
+    /// Changes attributes through the handle.
+    pub fn setattr(&self, change: &SetAttr) -> Result<Attr> {
+        if let Some(len) = change.size {
+            self.truncate(len)?;
+        }
+        apply_to_fd(&self.file, change)?;
+        self.touch();
+        self.attr()
+    }
+
+    /// Cuts or extends the file.
+    pub fn truncate(&self, len: u64) -> Result<()> {
+        self.touch();
+        self.file.set_len(len).doing(|| "truncate staged file".into())?;
+        if len == 0 {
+            self.clear(|_| true);
+        }
+        Ok(())
+    }
+
+    /// fallocate(2) with its mode bits.
+    pub fn fallocate(&self, mode: i32, offset: u64, len: u64) -> Result<()> {
+        self.touch();
+        let mode = FallocateFlags::from_bits(mode as u32).ok_or_else(|| errno(libc::EOPNOTSUPP, "fallocate mode"))?;
+        rustix::fs::fallocate(&self.file, mode, offset, len).doing(|| "fallocate staged file".into())
+    }
+
+    /// The next data (SEEK_DATA) or hole (SEEK_HOLE) at or after `offset`.
+    pub fn lseek(&self, offset: i64, whence: i32) -> Result<u64> {
+        let at = u64::try_from(offset).map_err(|_| errno(libc::ENXIO, "offset below 0"))?;
+        let seek = match whence {
+            libc::SEEK_DATA => SeekFrom::Data(at),
+            libc::SEEK_HOLE => SeekFrom::Hole(at),
+            _ => return Err(errno(libc::EINVAL, "whence")),
+        };
+        rustix::fs::seek(&self.file, seek).doing(|| "seek staged file".into())
+    }
+
+    /// copy_file_range(2): bytes copied, which may be fewer than asked for.
+    pub fn copy_to(&self, offset: u64, to: &Handle, to_offset: u64, len: u64) -> Result<u64> {
+        to.touch();
+        let (mut from_at, mut to_at) = (offset, to_offset);
+        let len = usize::try_from(len).unwrap_or(usize::MAX).min(1 << 30);
+        rustix::fs::copy_file_range(&self.file, Some(&mut from_at), &to.file, Some(&mut to_at), len)
+            .map(|n| n as u64)
+            .doing(|| "copy_file_range".into())
+    }
+
+    fn touch(&self) {
+        self.wrote.store(true, Ordering::Release);
+        self.quiet.store(false, Ordering::Release);
+        self.tick.store(self.staging.clock.now().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Puts a suspicion on record, unless there is an older one.
+    fn suspect(&self, why: String) -> bool {
+        let Some(id) = self.writer else { return false };
+        let mut g = self.staging.lock();
+        let Some(path) = g.opens.get(&id).and_then(|o| o.path.clone()) else { return false };
+        let new = !g.suspects.contains_key(&path);
+        g.suspects.entry(path).or_insert(why);
+        new
+    }
+
+    /// Takes the suspicion against the file back, if it is this one.
+    fn clear(&self, which: impl Fn(&String) -> bool) {
+        let Some(id) = self.writer else { return };
+        let mut g = self.staging.lock();
+        if let Some(path) = g.opens.get(&id).and_then(|o| o.path.clone())
+            && g.suspects.get(&path).is_some_and(which)
+        {
+            g.clear(&path);
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let Some(id) = self.writer else { return };
+        let mut g = self.staging.lock();
+        let Some(path) = g.opens.remove(&id).and_then(|o| o.path) else { return };
+        let closed = g.number();
+        g.touch(&path, self.staging.clock.now());
+        if let Some(e) = super::key_of(&path).and_then(|key| g.entries.get_mut(&key)) {
+            e.closed = closed;
+        }
+        self.staging.wake(&mut g);
+    }
+}

@@ -1,0 +1,158 @@
+//! What names mean: unfinished work, indexes and shards, and how any name is spelled in ASCII.
+
+use crate::error::{Error, Kind, Result};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+/// The components of a path below staging/: branch, entry, names inside the entry.
+pub type Path = [Vec<u8>];
+
+/// Refuses what is no file name, so that a path can never lead out of the staging tree.
+pub fn check(path: &Path) -> Result<()> {
+    for name in path {
+        let bad = name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0);
+        if bad {
+            return Err(Error::new(Kind::Usage, format!("{:?} is no file name", String::from_utf8_lossy(name))));
+        }
+        if name.len() > 255 {
+            return Err(errno(libc::ENAMETOOLONG, "name of more than 255 bytes"));
+        }
+    }
+    Ok(())
+}
+
+/// An error with the errno that a disk would give.
+pub fn errno(code: i32, what: &str) -> Error {
+    Error::io(what.to_owned(), std::io::Error::from_raw_os_error(code))
+}
+
+/// Whether a name directly in a branch marks unfinished work: `*.tmp`, `*.part`, `*.incomplete`, `tmp-*`, a leading dot.
+pub fn unfinished(name: &[u8]) -> bool {
+    name.starts_with(b".") || unfinished_inside(name)
+}
+
+/// The same for a name inside an entry, where dotfiles are content.
+pub fn unfinished_inside(name: &[u8]) -> bool {
+    name.starts_with(b"tmp-") || [&b".tmp"[..], b".part", b".incomplete"].iter().any(|s| name.ends_with(s))
+}
+
+/// The name that unfinished work probably gets in the end: `model.pt.part` and rsync's `.model.pt.Ab12Cd` mean `model.pt`.
+pub fn intended(name: &[u8]) -> &[u8] {
+    let mut name = name;
+    if let Some(rest) = name.strip_prefix(b".") {
+        name = match rest.iter().rposition(|b| *b == b'.') {
+            Some(dot) if rest.len() - dot == 7 => &rest[..dot],
+            _ => rest,
+        };
+    }
+    let name = name.strip_prefix(b"tmp-").unwrap_or(name);
+    [&b".tmp"[..], b".part", b".incomplete"].iter().find_map(|s| name.strip_suffix(*s)).unwrap_or(name)
+}
+
+/// Whether a file of this name may hold tensors; decides only what others wait for while it is being written.
+pub fn looks_like_tensors(name: &[u8]) -> bool {
+    const ENDINGS: [&[u8]; 9] = [
+        b".safetensors", b".pt", b".pth", b".bin", b".ckpt", b".npy", b".npz", b".distcp", b".gguf",
+    ];
+    ENDINGS.iter().any(|e| name.ends_with(e))
+}
+
+/// The set a shard belongs to: `model-00001-of-00003.safetensors` is of set `model-` … `-of-00003.safetensors`.
+pub fn shard_set(name: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+    let of = name.windows(4).rposition(|w| w == b"-of-")?;
+    let (head, tail) = name.split_at(of);
+    let digits = head.iter().rev().take_while(|b| b.is_ascii_digit()).count();
+    let follows = tail.get(4).is_some_and(u8::is_ascii_digit);
+    let head = &head[..head.len() - digits];
+    (digits > 0 && follows && head.ends_with(b"-")).then(|| (head.to_vec(), tail.to_vec()))
+}
+
+/// A name in printable ASCII: all but `A-Z a-z 0-9 . _ -` as `%XX`.
+pub fn encode(name: &[u8]) -> String {
+    let mut out = String::with_capacity(name.len());
+    for b in name {
+        if b.is_ascii_alphanumeric() || b"._-".contains(b) {
+            out.push(char::from(*b));
+        } else {
+            out.push_str(&format!("%{b:02X}"));
+        }
+    }
+    out
+}
+
+/// The name that was spelled so, or nothing if the escapes are malformed.
+pub fn decode(text: &str) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((b, tail)) = rest.split_first() {
+        rest = tail;
+        if *b == b'%' {
+            let (digits, tail) = rest.split_at_checked(2)?;
+            let digit = |i: usize| char::from(digits[i]).to_digit(16);
+            out.push((digit(0)? << 4 | digit(1)?) as u8);
+            rest = tail;
+        } else {
+            out.push(*b);
+        }
+    }
+    Some(out)
+}
+
+/// Components as one relative path.
+pub fn join(path: &Path) -> std::path::PathBuf {
+    path.iter().map(|c| OsStr::from_bytes(c)).collect()
+}
+
+/// A path for people.
+pub fn show(path: &Path) -> String {
+    join(path).display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_name_survives_its_spelling(name: Vec<u8>) {
+            let text = encode(&name);
+            prop_assert!(text.bytes().all(|b| b.is_ascii_graphic() && b != b'/'));
+            prop_assert_eq!(decode(&text), Some(name));
+        }
+
+        #[test]
+        fn decoding_never_panics(text: String) {
+            let _ = decode(&text);
+        }
+    }
+
+    #[test]
+    fn unfinished_work_is_known_by_its_name() {
+        for name in ["a.tmp", "m.pt.part", "x.incomplete", "tmp-checkpoint-5", ".model.pt.Ab12Cd", ".hidden"] {
+            assert!(unfinished(name.as_bytes()), "{name}");
+        }
+        for name in ["model.pt", "tmp", "tmpfile", "a.tmp.pt", "part", "checkpoint-5", "incomplete"] {
+            assert!(!unfinished(name.as_bytes()), "{name}");
+        }
+        assert!(!unfinished_inside(b".metadata"));
+        assert!(unfinished_inside(b".metadata.tmp"));
+    }
+
+    #[test]
+    fn shards_are_known_by_their_names() {
+        let set = |n: &str| shard_set(n.as_bytes());
+        assert_eq!(set("model-00001-of-00003.safetensors"), set("model-00003-of-00003.safetensors"));
+        assert_ne!(set("model-00001-of-00003.safetensors"), set("model-00001-of-00004.safetensors"));
+        assert!(set("model.safetensors").is_none() && set("best-of-7.pt").is_none() && set("-of-").is_none());
+    }
+
+    #[test]
+    fn paths_never_lead_out() {
+        for bad in ["", ".", "..", "a/b", "a\0b"] {
+            assert_eq!(check(&[b"main".to_vec(), bad.as_bytes().to_vec()]).unwrap_err().errno(), libc::EINVAL);
+        }
+        assert_eq!(check(&[vec![b'x'; 256]]).unwrap_err().errno(), libc::ENAMETOOLONG);
+        assert!(check(&[b"main".to_vec(), vec![0xff; 255]]).is_ok());
+    }
+}

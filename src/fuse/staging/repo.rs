@@ -1,0 +1,109 @@
+//! What staging asks of the store, so that its rules can be tested without one.
+
+use super::names;
+use crate::error::{Error, Kind, Result};
+use crate::id::{FileHash, NodeId, VersionId};
+use crate::store::{CommitRequest, Committed, Entry, EntryKind, Numbered, Probe, Store, Timestamp, Tree};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The store, seen from staging.
+pub trait Repo: Send + Sync {
+    /// Its directory.
+    fn dir(&self) -> &Path;
+    /// Picks up what others committed.
+    fn refresh(&self) -> Result<()>;
+    /// Branches by name.
+    fn branches(&self) -> Vec<String>;
+    /// Makes a branch without versions.
+    fn make_branch(&self, name: &str) -> Result<()>;
+    /// A version.
+    fn version(&self, id: &VersionId) -> Option<Arc<Numbered>>;
+    /// One directory of a version.
+    fn tree(&self, id: &NodeId) -> Result<Arc<Tree>>;
+    /// The bytes of a file in order, piece by piece.
+    fn export(&self, hash: &FileHash, len: u64, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
+    /// What a file on disk is by its structure.
+    fn probe(&self, path: &Path) -> Result<Probe>;
+    /// Makes a version.
+    fn commit(&self, branch: &str, entries: Vec<(Vec<u8>, PathBuf)>, message: &str) -> Result<Committed>;
+}
+
+impl Repo for Store {
+    fn dir(&self) -> &Path {
+        Store::dir(self)
+    }
+
+    fn refresh(&self) -> Result<()> {
+        Store::refresh(self).map(|_| ())
+    }
+
+    fn branches(&self) -> Vec<String> {
+        Store::branches(self)
+    }
+
+    fn make_branch(&self, name: &str) -> Result<()> {
+        Store::make_branch(self, name, None)
+    }
+
+    fn version(&self, id: &VersionId) -> Option<Arc<Numbered>> {
+        self.by_prefix(&id.to_string())
+    }
+
+    fn tree(&self, id: &NodeId) -> Result<Arc<Tree>> {
+        Store::tree(self, id)
+    }
+
+    fn export(&self, hash: &FileHash, len: u64, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        const PIECE: u64 = 1 << 20;
+        const AHEAD: u64 = 8 << 20;
+        let view = self.file(hash, len)?;
+        let mut at = 0;
+        while at < len {
+            let next = at.saturating_add(PIECE);
+            view.read_ahead(next, AHEAD.min(len.saturating_sub(next)));
+            let piece = view.read(at, PIECE.min(len - at) as usize)?;
+            if piece.is_empty() {
+                return Err(Error::damage(format!("file {hash} ends {} bytes early", len - at)));
+            }
+            sink(&piece)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn probe(&self, path: &Path) -> Result<Probe> {
+        Store::probe(self, path)
+    }
+
+    fn commit(&self, branch: &str, entries: Vec<(Vec<u8>, PathBuf)>, message: &str) -> Result<Committed> {
+        let request = CommitRequest { branch: branch.to_owned(), entries, message: message.to_owned(), progress: None };
+        Store::commit(self, &request)
+    }
+}
+
+/// What lies at `path` (components below the version's root). The root itself is a directory of mode 0755.
+pub fn find(repo: &dyn Repo, version: &Numbered, path: &names::Path) -> Result<Entry> {
+    let mut at = Entry {
+        name: Vec::new(),
+        mode: 0o755,
+        mtime: version.version.time,
+        xattrs: Vec::new(),
+        kind: EntryKind::Dir { tree: version.version.tree, len: version.version.len },
+    };
+    for name in path {
+        let EntryKind::Dir { tree, .. } = &at.kind else { return Err(absent(path)) };
+        at = repo.tree(tree)?.find(name).cloned().ok_or_else(|| absent(path))?;
+    }
+    Ok(at)
+}
+
+/// There is nothing of this name.
+pub fn absent(path: &names::Path) -> Error {
+    Error::new(Kind::NotFound, format!("no {} in staging", names::show(path)))
+}
+
+/// The same moment for system calls.
+pub fn timespec(t: Timestamp) -> rustix::fs::Timespec {
+    rustix::fs::Timespec { tv_sec: t.seconds, tv_nsec: t.nanos.into() }
+}

@@ -1,0 +1,242 @@
+//! What staging knows in memory: entries, open writers, and files that are suspected to be torn.
+
+use super::backing::Look;
+use super::marks::{Mark, Origin};
+use super::names;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Branch and name of an entry.
+pub type Key = (String, Vec<u8>);
+
+/// The entry that a path lies in, if it is in a branch whose name is text.
+pub fn key_of(path: &names::Path) -> Option<Key> {
+    match path {
+        [branch, entry, ..] => Some((String::from_utf8(branch.clone()).ok()?, entry.clone())),
+        _ => None,
+    }
+}
+
+/// The path of an entry.
+pub fn path_of(key: &Key) -> Vec<Vec<u8>> {
+    vec![key.0.as_bytes().to_vec(), key.1.clone()]
+}
+
+/// A commit that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Why, for people.
+    pub reason: String,
+    /// When it is tried again.
+    pub retry: Duration,
+    /// How often it failed in a row.
+    pub times: u32,
+}
+
+/// One entry. Times are the clock's.
+#[derive(Debug)]
+pub struct Entry {
+    /// As on disk.
+    pub mark: Mark,
+    /// Last change.
+    pub changed: Duration,
+    /// Place in the order of closing.
+    pub closed: u64,
+    /// Put there whole: it need not be left alone first.
+    pub at_once: bool,
+    /// Its files are being moved in or out: everyone waits.
+    pub busy: bool,
+    /// The store is reading it.
+    pub committing: bool,
+    /// The last commit failed.
+    pub failed: Option<Failure>,
+    /// Why it is not committed, and the generation of the branch in which that was found.
+    pub parked: Option<(u64, String)>,
+    /// What was published while writers still had it open.
+    pub published: Option<(Look, Origin)>,
+}
+
+impl Entry {
+    /// An entry with this mark, changed at `now`.
+    pub fn new(mark: Mark, now: Duration) -> Self {
+        Entry {
+            mark,
+            changed: now,
+            closed: 0,
+            at_once: false,
+            busy: false,
+            committing: false,
+            failed: None,
+            parked: None,
+            published: None,
+        }
+    }
+
+    /// Whether files were removed from the committed entry since.
+    pub fn thinned(&self) -> bool {
+        matches!(&self.mark, Mark::Committed { origin } if !origin.gone.is_empty())
+    }
+
+    /// Whether it is as its version has it.
+    pub fn committed(&self) -> bool {
+        matches!(&self.mark, Mark::Committed { origin } if origin.gone.is_empty())
+    }
+}
+
+/// A handle open for writing.
+#[derive(Debug)]
+pub struct Open {
+    /// Where its file is now; nowhere once it is unlinked.
+    pub path: Option<Vec<Vec<u8>>>,
+    /// Milliseconds of the clock at the last write.
+    pub tick: Arc<AtomicU64>,
+}
+
+/// Everything under one lock.
+#[derive(Debug, Default)]
+pub struct Inner {
+    /// Entries by branch and name.
+    pub entries: BTreeMap<Key, Entry>,
+    /// Handles open for writing.
+    pub opens: HashMap<u64, Open>,
+    /// Files that may be torn, and why. An entry's own path stands for all of it.
+    pub suspects: BTreeMap<Vec<Vec<u8>>, String>,
+    /// Counts the changes of each branch.
+    pub generations: HashMap<String, u64>,
+    /// Nothing new may be changed.
+    pub frozen: bool,
+    /// Nothing is held back for the sake of files still open.
+    pub draining: bool,
+    /// The committer is to end.
+    pub stopping: bool,
+    /// There is something new for the committer.
+    pub woken: bool,
+    next: u64,
+}
+
+impl Inner {
+    /// The next number: of a handle, or in the order of closing.
+    pub fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// The generation of a branch.
+    pub fn generation(&self, branch: &str) -> u64 {
+        self.generations.get(branch).copied().unwrap_or(0)
+    }
+
+    /// Notes a change at `path`.
+    pub fn touch(&mut self, path: &names::Path, now: Duration) {
+        let Some(key) = key_of(path) else { return };
+        *self.generations.entry(key.0.clone()).or_default() += 1;
+        if let Some(e) = self.entries.get_mut(&key) {
+            e.changed = now;
+            e.failed = None;
+        }
+    }
+
+    /// Handles open for writing below `path`.
+    pub fn writers<'a>(&'a self, path: &'a names::Path) -> impl Iterator<Item = &'a Open> {
+        self.opens.values().filter(move |o| o.path.as_ref().is_some_and(|p| p.starts_with(path)))
+    }
+
+    /// The last change of an entry, writes through open handles included.
+    pub fn last_change(&self, key: &Key) -> Duration {
+        let path = path_of(key);
+        let ticks = self.writers(&path).map(|o| Duration::from_millis(o.tick.load(Ordering::Relaxed)));
+        let changed = self.entries.get(key).map_or(Duration::ZERO, |e| e.changed);
+        ticks.fold(changed, Duration::max)
+    }
+
+    /// Names directly in the branch that are being written.
+    pub fn writing(&self, branch: &str) -> Vec<Vec<u8>> {
+        let loose = self.opens.values().filter_map(|o| match o.path.as_deref() {
+            Some([b, name]) if b == branch.as_bytes() => Some(name.clone()),
+            _ => None,
+        });
+        loose.collect()
+    }
+
+    /// The first suspicion at or below `path`: where, and why.
+    pub fn suspect(&self, path: &names::Path) -> Option<(&Vec<Vec<u8>>, &String)> {
+        self.suspects.range(path.to_vec()..).next().filter(|(p, _)| p.starts_with(path))
+    }
+
+    /// Clears the suspicions at and below `path`: it was rewritten from scratch, removed, or committed as asked.
+    pub fn clear(&mut self, path: &names::Path) {
+        while let Some(p) = self.suspect(path).map(|(p, _)| p.clone()) {
+            self.suspects.remove(&p);
+        }
+        // What was found empty after a crash is no longer empty.
+        if path.len() > 2 {
+            self.suspects.remove(&path[..2]);
+        }
+    }
+
+    /// Whatever was at `path` is gone: handles on it go on without a name.
+    pub fn orphan(&mut self, path: &names::Path) {
+        for o in self.opens.values_mut() {
+            if o.path.as_ref().is_some_and(|p| p.starts_with(path)) {
+                o.path = None;
+            }
+        }
+    }
+
+    /// What was at or below `from` is now at `to`; with `exchange` also the reverse.
+    pub fn moved(&mut self, from: &names::Path, to: &names::Path, exchange: bool) {
+        let place = |p: &Vec<Vec<u8>>| {
+            let (old, new) = if p.starts_with(from) {
+                (from, to)
+            } else if exchange && p.starts_with(to) {
+                (to, from)
+            } else {
+                return None;
+            };
+            Some([new, &p[old.len()..]].concat())
+        };
+        for o in self.opens.values_mut() {
+            if let Some(new) = o.path.as_ref().and_then(place) {
+                o.path = Some(new);
+            }
+        }
+        let hits: Vec<_> = self.suspects.keys().filter_map(|p| Some((p.clone(), place(p)?))).collect();
+        let taken: Vec<_> = hits.into_iter().map(|(old, new)| (new, self.suspects.remove(&old))).collect();
+        for (new, why) in taken {
+            self.suspects.extend(why.map(|w| (new, w)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(s: &str) -> Vec<Vec<u8>> {
+        s.split('/').map(|c| c.as_bytes().to_vec()).collect()
+    }
+
+    #[test]
+    fn suspicions_and_handles_move_with_their_files() {
+        let mut inner = Inner::default();
+        inner.suspects.insert(path("main/a/x"), "1".into());
+        inner.suspects.insert(path("main/ab"), "2".into());
+        inner.opens.insert(1, Open { path: Some(path("main/a/y")), tick: Arc::default() });
+        inner.moved(&path("main/a"), &path("main/b"), false);
+        assert_eq!(inner.suspect(&path("main/b")).unwrap().0, &path("main/b/x"));
+        assert!(inner.suspect(&path("main/a")).is_none());
+        assert!(inner.suspect(&path("main/ab")).is_some());
+        assert_eq!(inner.writers(&path("main/b")).count(), 1);
+
+        inner.moved(&path("main/ab"), &path("main/b"), true);
+        assert_eq!(inner.suspect(&path("main/ab")).unwrap().1, "1");
+        assert_eq!(inner.suspect(&path("main/b")).unwrap().1, "2");
+        inner.orphan(&path("main/ab"));
+        assert_eq!(inner.writers(&[]).count(), 0);
+        inner.clear(&path("main/ab/x"));
+        inner.clear(&path("main/b"));
+        assert!(inner.suspects.is_empty());
+    }
+}

@@ -1,0 +1,178 @@
+use super::*;
+use crate::codec::Codec;
+use crate::graph::Delta;
+use crate::tensor::Number;
+use std::sync::Barrier;
+use std::sync::atomic::AtomicUsize;
+
+/// Nodes in memory, counting what is read.
+#[derive(Default)]
+struct Nodes {
+    map: Mutex<HashMap<NodeId, (NodeMeta, Vec<u8>)>>,
+    reads: AtomicUsize,
+    slow: bool,
+}
+
+impl NodeSource for Nodes {
+    fn get(&self, id: &NodeId) -> Result<Node> {
+        self.reads.fetch_add(1, Relaxed);
+        if self.slow {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        let map = self.map.lock();
+        let (meta, payload) = map
+            .get(id)
+            .ok_or_else(|| Error::new(crate::error::Kind::NotFound, "gone"))?;
+        Ok(Node {
+            kind: NodeKind::Chunk as u8,
+            meta: meta.encode(),
+            payload: payload.clone(),
+        })
+    }
+
+    fn meta(&self, id: &NodeId) -> Result<Meta> {
+        let n = self.get(id)?;
+        Ok(Meta {
+            kind: n.kind,
+            payload_len: n.payload.len() as u32,
+            stored_len: 0,
+            meta: n.meta,
+        })
+    }
+}
+
+impl Nodes {
+    fn put(&self, raw: &[u8], base: Option<(NodeId, &[u8])>) -> NodeId {
+        let id = NodeKind::Chunk.id_of(raw).unwrap();
+        let e = match base {
+            Some((_, base)) => codec::encode_as(Codec::XorPlanes, raw, Number::F32, Some(base)).unwrap(),
+            None => codec::encode(raw, Number::F32, None),
+        };
+        let delta = base.map(|(base, _)| Delta {
+            base,
+            depth: 1,
+            revision: 1,
+            cost: 1,
+        });
+        let meta = NodeMeta {
+            codec: e.codec,
+            number: Number::F32,
+            raw_len: raw.len() as u32,
+            delta,
+        };
+        self.map.lock().insert(id, (meta, e.payload));
+        id
+    }
+}
+
+fn chain(n: u8) -> (Nodes, Vec<NodeId>) {
+    let nodes = Nodes::default();
+    let raw = |i: u8| {
+        (0..4096u32)
+            .map(|x| if x % 7 == 0 { i } else { x as u8 })
+            .collect::<Vec<_>>()
+    };
+    let mut ids = vec![nodes.put(&raw(0), None)];
+    for i in 1..n {
+        ids.push(nodes.put(&raw(i), Some((ids[usize::from(i) - 1], &raw(i - 1)))));
+    }
+    (nodes, ids)
+}
+
+#[test]
+fn a_chain_is_applied_from_its_root() {
+    let (nodes, ids) = chain(10);
+    let r = Rebuilder::new(1 << 20, 1);
+    let raw = r.chunk(&nodes, &ids[9]).unwrap();
+    assert_eq!(raw[7], 9);
+    assert_eq!(nodes.reads.load(Relaxed), 10);
+    // A base that is cached ends the walk.
+    r.chunk(&nodes, &ids[9]).unwrap();
+    assert_eq!(nodes.reads.load(Relaxed), 10);
+    assert_eq!(r.counters().asked, 2);
+}
+
+#[test]
+fn a_cached_base_is_where_the_chain_starts() {
+    let (nodes, ids) = chain(10);
+    let r = Rebuilder::new(1 << 20, 1);
+    r.chunk(&nodes, &ids[8]).unwrap();
+    let before = nodes.reads.load(Relaxed);
+    r.chunk(&nodes, &ids[9]).unwrap();
+    assert_eq!(nodes.reads.load(Relaxed), before + 1);
+}
+
+#[test]
+fn what_does_not_hash_to_its_id_is_never_served() {
+    let (nodes, ids) = chain(3);
+    let other = nodes.map.lock().get(&ids[0]).cloned().unwrap();
+    nodes.map.lock().insert(ids[2], other);
+    let r = Rebuilder::new(1 << 20, 1);
+    assert_eq!(
+        r.chunk(&nodes, &ids[2]).unwrap_err().kind(),
+        crate::error::Kind::Damage
+    );
+    assert_eq!(r.cached_bytes(), 0);
+}
+
+#[test]
+fn a_chain_that_bites_its_tail_is_damage() {
+    let (nodes, ids) = chain(3);
+    let mut map = nodes.map.lock();
+    let (mut meta, payload) = map.get(&ids[1]).cloned().unwrap();
+    meta.delta = meta.delta.map(|d| Delta { base: ids[2], ..d });
+    map.insert(ids[1], (meta, payload));
+    drop(map);
+    let r = Rebuilder::new(1 << 20, 1);
+    assert_eq!(
+        r.chunk(&nodes, &ids[2]).unwrap_err().kind(),
+        crate::error::Kind::Damage
+    );
+}
+
+#[test]
+fn many_readers_share_one_decode() {
+    let (mut nodes, ids) = chain(1);
+    nodes.slow = true;
+    let r = Rebuilder::new(1 << 20, 1);
+    let start = Barrier::new(8);
+    std::thread::scope(|s| {
+        for _ in 0..8 {
+            s.spawn(|| {
+                start.wait();
+                assert_eq!(r.chunk(&nodes, &ids[0]).unwrap().len(), 4096);
+            });
+        }
+    });
+    assert_eq!(nodes.reads.load(Relaxed), 1);
+}
+
+#[test]
+fn a_failure_reaches_every_waiter_and_is_not_remembered() {
+    let (mut nodes, ids) = chain(1);
+    nodes.slow = true;
+    let (missing, good) = (NodeId([1; 32]), ids[0]);
+    let r = Rebuilder::new(1 << 20, 1);
+    std::thread::scope(|s| {
+        for _ in 0..4 {
+            s.spawn(|| {
+                assert_eq!(
+                    r.chunk(&nodes, &missing).unwrap_err().kind(),
+                    crate::error::Kind::NotFound
+                )
+            });
+        }
+    });
+    assert!(r.chunk(&nodes, &good).is_ok());
+    assert!(r.flights.lock().is_empty());
+}
+
+#[test]
+fn the_cache_keeps_to_its_size() {
+    let (nodes, ids) = chain(20);
+    let r = Rebuilder::new(10_000, 1);
+    for id in &ids {
+        r.chunk(&nodes, id).unwrap();
+        assert!(r.cached_bytes() <= 10_000);
+    }
+}

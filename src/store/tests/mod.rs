@@ -1,0 +1,141 @@
+//! The store as a whole, on a real disk and on a faulty one.
+
+mod crash;
+mod damage;
+mod history;
+mod inputs;
+mod roundtrip;
+
+use super::*;
+use std::fs;
+
+/// A store of its own in a directory that goes with it.
+pub(super) struct Fixture {
+    pub(super) dir: tempfile::TempDir,
+    pub(super) store: Store,
+}
+
+impl Fixture {
+    pub(super) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open_or_init(&dir.path().join("store"), &options()).unwrap();
+        Fixture { dir, store }
+    }
+
+    /// A path beside the store.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    pub(super) fn commit(&self, path: &Path) -> Committed {
+        self.store.commit(&request(path)).unwrap()
+    }
+
+    /// The whole of a committed file.
+    pub(super) fn read(&self, rev: &str, path: &str) -> Vec<u8> {
+        read(&self.store, rev, path).unwrap()
+    }
+}
+
+pub(super) fn options() -> Options {
+    Options {
+        memory: 8 << 20,
+        threads: 2,
+    }
+}
+
+pub(super) fn request(path: &Path) -> CommitRequest {
+    let name = std::os::unix::ffi::OsStrExt::as_bytes(path.file_name().unwrap()).to_vec();
+    CommitRequest {
+        branch: "main".into(),
+        entries: vec![(name, path.to_owned())],
+        ..CommitRequest::default()
+    }
+}
+
+pub(super) fn read(store: &Store, rev: &str, path: &str) -> Result<Vec<u8>> {
+    let version = store.resolve(rev)?;
+    let EntryKind::File { hash, len, .. } = store.entry(&version, path.as_bytes())?.kind else {
+        panic!("no file")
+    };
+    let file = store.file(&hash, len)?;
+    let mut out = Vec::new();
+    while (out.len() as u64) < len {
+        let part = file.read(out.len() as u64, 300_000)?;
+        assert!(!part.is_empty());
+        out.extend_from_slice(&part);
+    }
+    Ok(out)
+}
+
+/// Pseudo-random numbers, the same each time (xorshift64*, Vigna 2016).
+pub(super) struct Noise(pub(super) u64);
+
+impl Noise {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub(super) fn bytes(&mut self, n: usize) -> Vec<u8> {
+        (0..n).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// A model that drifts: bf16 weights of which some move by one ulp a step.
+pub(super) struct Model {
+    noise: Noise,
+    tensors: Vec<(String, Vec<u16>)>,
+}
+
+impl Model {
+    pub(super) fn new(sizes: &[usize]) -> Self {
+        let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
+        let mut weight = |_| 0x3c00 + (noise.next() % 0x200) as u16 + ((noise.next() & 1) as u16) * 0x8000;
+        let tensors = sizes
+            .iter()
+            .enumerate()
+            .map(|(i, n)| (format!("layers.{i}.weight"), (0..*n).map(&mut weight).collect()));
+        let tensors = tensors.collect();
+        Model { noise, tensors }
+    }
+
+    pub(super) fn step(&mut self) {
+        for (_, t) in &mut self.tensors {
+            for w in t {
+                if self.noise.next() % 20 == 0 {
+                    *w = w.wrapping_add(1);
+                }
+            }
+        }
+    }
+
+    /// The model as a safetensors file.
+    pub(super) fn safetensors(&self, step: u32) -> Vec<u8> {
+        let mut header = format!("{{\"__metadata__\":{{\"step\":\"{step:06}\"}}");
+        let (mut data, mut at) = (Vec::new(), 0);
+        for (name, t) in &self.tensors {
+            let end = at + t.len() * 2;
+            header += &format!(
+                ",\"{name}\":{{\"dtype\":\"BF16\",\"shape\":[{}],\"data_offsets\":[{at},{end}]}}",
+                t.len()
+            );
+            data.extend(t.iter().flat_map(|w| w.to_le_bytes()));
+            at = end;
+        }
+        header += "}";
+        while header.len() % 8 != 0 {
+            header.push(' ');
+        }
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
+    }
+}
