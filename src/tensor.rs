@@ -71,8 +71,8 @@ dtypes! {
     F8_E4M3 = 14, 8, I8, "F8_E4M3", "float8_e4m3fn", "|u1";
     F8_E5M2 = 15, 8, I8, "F8_E5M2", "float8_e5m2", "|u1";
     F8_E8M0 = 16, 8, I8, "F8_E8M0", "float8_e8m0fnu", "|u1";
-    F8_E4M3FNUZ = 17, 8, I8, "", "float8_e4m3fnuz", "|u1";
-    F8_E5M2FNUZ = 18, 8, I8, "", "float8_e5m2fnuz", "|u1";
+    F8_E4M3FNUZ = 17, 8, I8, "F8_E4M3FNUZ", "float8_e4m3fnuz", "|u1";
+    F8_E5M2FNUZ = 18, 8, I8, "F8_E5M2FNUZ", "float8_e5m2fnuz", "|u1";
     C64 = 19, 64, F32, "C64", "complex64", "<c8";
     C128 = 20, 128, F64, "", "complex128", "<c16";
 }

@@ -113,7 +113,7 @@ fn contradictions_are_damage() {
         |l| l.len += 1,
         |l| l.extents.swap(0, 1),
         |l| l.extents[1].chunk = 7,
-        |l| drop(l.extents.pop()),
+        |l| l.extents.truncate(1),
         |l| {
             l.chunks.push(ChunkPlan {
                 len: 0,
