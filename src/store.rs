@@ -11,7 +11,7 @@ pub use crate::id::{FileHash, NodeId, VersionId};
 pub use crate::rebuild::{Counters, Slice};
 pub use crate::verify::{Damage, Report};
 pub use diff::{Diff, TensorDiff};
-pub use file::{FileView, TensorInfo, View};
+pub use file::{FileView, TensorInfo, TensorPaths, View};
 pub use stats::{BranchStats, CodecStats, Stats};
 
 use crate::cache::ByteLru;
@@ -315,6 +315,11 @@ impl Store {
     /// What was read and rebuilt since the store was opened.
     pub fn counters(&self) -> Counters {
         self.0.parts.rebuilder.counters()
+    }
+
+    /// Bytes that the cache of rebuilt chunks may hold.
+    pub fn cache_limit(&self) -> u64 {
+        self.0.parts.rebuilder.cache_limit()
     }
 
     /// Bytes of rebuilt chunks in the cache.

@@ -58,10 +58,19 @@ impl Listing {
 
     /// Files worth a look as bases: the same path first, then those alike but for numbers, then large ones.
     fn candidates(&self, path: &[u8], len: u64) -> Vec<FileKey> {
-        let (near, far) = if len < SMALL { (ALIKE_SMALL, 0) } else { (ALIKE, LARGE) };
+        let (near, far) = if len < SMALL {
+            (ALIKE_SMALL, 0)
+        } else {
+            (ALIKE, LARGE)
+        };
         let alike = self.alike.get(&alike(path)).into_iter().flatten().take(near);
         let mut seen = HashSet::new();
-        let all = self.paths.get(path).into_iter().chain(alike).chain(self.large.iter().take(far));
+        let all = self
+            .paths
+            .get(path)
+            .into_iter()
+            .chain(alike)
+            .chain(self.large.iter().take(far));
         all.copied().filter(|f| seen.insert(*f)).collect()
     }
 }
@@ -98,7 +107,10 @@ impl Bases {
     /// Bases for the chunks of a parsed file at `path` in the new version: of the nearest version that has any.
     pub(super) fn of_layout(&mut self, path: &[u8], layout: &Layout) -> FileBases {
         let keys = layout.chunk_keys();
-        let mut found = FileBases { chunks: vec![None; keys.len()], layout: None };
+        let mut found = FileBases {
+            chunks: vec![None; keys.len()],
+            layout: None,
+        };
         for v in 0..self.versions.len() {
             for file in self.list(v).candidates(path, layout.len) {
                 let offer = self.offer(file);

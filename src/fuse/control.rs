@@ -5,7 +5,7 @@
 
 use super::staging::{Staging, path_text, text_path};
 use crate::error::{Error, IoContext, Kind, Result};
-use crate::store::Committed;
+use crate::store::{Committed, Store};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ pub struct Control {
 
 impl Control {
     /// Listens for a staging area that this process owns, and answers in threads of its own.
-    pub fn serve(staging: &Arc<Staging>) -> Result<Control> {
+    pub fn serve(staging: &Arc<Staging>, store: &Store) -> Result<Control> {
         if !staging.is_owner() {
             return Err(Error::new(
                 Kind::Busy,
@@ -58,10 +58,10 @@ impl Control {
         std::fs::set_permissions(&path, Permissions::from_mode(0o600))
             .doing(|| format!("set the mode of {}", path.display()))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, staging) = (stop.clone(), staging.clone());
+        let (stopped, staging, store) = (stop.clone(), staging.clone(), store.clone());
         let thread = std::thread::Builder::new()
             .name("zspace-control".into())
-            .spawn(move || listen(&listener, &stopped, &staging))
+            .spawn(move || listen(&listener, &stopped, &staging, &store))
             .doing(|| "start the control thread".into())?;
         Ok(Control {
             path,
@@ -83,7 +83,7 @@ impl Drop for Control {
     }
 }
 
-fn listen(listener: &UnixListener, stop: &AtomicBool, staging: &Arc<Staging>) {
+fn listen(listener: &UnixListener, stop: &AtomicBool, staging: &Arc<Staging>, store: &Store) {
     let clients = Arc::new(AtomicUsize::new(0));
     while !stop.load(Ordering::Acquire) {
         let stream = match listener.accept() {
@@ -105,9 +105,9 @@ fn listen(listener: &UnixListener, stop: &AtomicBool, staging: &Arc<Staging>) {
             continue;
         }
         clients.fetch_add(1, Ordering::AcqRel);
-        let (staging, done) = (staging.clone(), clients.clone());
+        let (staging, store, done) = (staging.clone(), store.clone(), clients.clone());
         let work = move || {
-            answer(&stream, &staging);
+            answer(&stream, &staging, &store);
             done.fetch_sub(1, Ordering::AcqRel);
         };
         if std::thread::Builder::new()
@@ -120,14 +120,14 @@ fn listen(listener: &UnixListener, stop: &AtomicBool, staging: &Arc<Staging>) {
     }
 }
 
-fn answer(stream: &UnixStream, staging: &Staging) {
+fn answer(stream: &UnixStream, staging: &Staging, store: &Store) {
     let _ = stream.set_read_timeout(Some(PATIENCE));
     let mut line = String::new();
     let reply = match BufReader::new(stream.take(LONGEST)).read_line(&mut line) {
         Err(_) => return,
         Ok(_) => serde_json::from_str(&line)
             .map_err(|e| Error::new(Kind::Usage, format!("not a request: {e}")))
-            .and_then(|request| respond(&request, staging)),
+            .and_then(|request| respond(&request, staging, store)),
     };
     say(stream, &reply.unwrap_or_else(|e| failure(&e)));
 }
@@ -138,10 +138,16 @@ fn say(mut stream: &UnixStream, answer: &Value) {
     let _ = stream.write_all(format!("{answer}\n").as_bytes());
 }
 
-fn respond(request: &Value, staging: &Staging) -> Result<Value> {
+fn respond(request: &Value, staging: &Staging, store: &Store) -> Result<Value> {
     let word = |key: &str| request.get(key).and_then(Value::as_str);
     match word("do") {
-        Some("status") => Ok(json!({"ok": true, "entries": staging.status()?.entries})),
+        Some("status") => {
+            let resident = resident_bytes().unwrap_or(0);
+            Ok(json!({
+                "ok": true, "entries": staging.status()?.entries, "cached_bytes": store.cached_bytes(),
+                "cache_limit": store.cache_limit(), "resident_bytes": resident,
+            }))
+        }
         Some("commit") => {
             let path = word("path").and_then(text_path);
             let path = path.ok_or_else(|| Error::new(Kind::Usage, "commit needs a path: BRANCH/ENTRY"))?;
@@ -157,6 +163,17 @@ fn respond(request: &Value, staging: &Staging) -> Result<Value> {
             "a request says \"do\": \"status\", \"commit\" or \"drain\"",
         )),
     }
+}
+
+/// Memory that this process has in use.
+fn resident_bytes() -> Option<u64> {
+    let pages: u64 = std::fs::read_to_string("/proc/self/statm")
+        .ok()?
+        .split(' ')
+        .nth(1)?
+        .parse()
+        .ok()?;
+    Some(pages * rustix::param::page_size() as u64)
 }
 
 const KINDS: [Kind; 13] = [
@@ -235,15 +252,22 @@ pub struct Staged {
     pub path: String,
 }
 
+/// An attribute that the mount itself gives a path.
+fn attribute(path: &Path, name: &str) -> Option<Vec<u8>> {
+    let mut value = vec![0; 64 << 10];
+    let n = rustix::fs::getxattr(path, name, &mut value[..]).ok()?;
+    value.truncate(n);
+    Some(value)
+}
+
+/// The directory of the store that is mounted where `path` lies.
+pub fn store_of(path: &Path) -> Option<PathBuf> {
+    attribute(path, "user.zspace.store").map(|dir| PathBuf::from(std::ffi::OsString::from_vec(dir)))
+}
+
 /// Whether `path` lies in an entry of a mount's staging directory, as the mount's own attributes tell.
 pub fn staged(path: &Path) -> Result<Option<Staged>> {
-    let attribute = |name: &str| {
-        let mut value = vec![0; 64 << 10];
-        let n = rustix::fs::getxattr(path, name, &mut value[..]).ok()?;
-        value.truncate(n);
-        Some(value)
-    };
-    let (Some(store), Some(inside)) = (attribute("user.zspace.store"), attribute("user.zspace.path")) else {
+    let (Some(store), Some(inside)) = (store_of(path), attribute(path, "user.zspace.path")) else {
         return Ok(None);
     };
     let parts: Vec<Vec<u8>> = inside
@@ -262,7 +286,7 @@ pub fn staged(path: &Path) -> Result<Option<Staged>> {
         ));
     };
     Ok(Some(Staged {
-        store: PathBuf::from(std::ffi::OsString::from_vec(store)),
+        store,
         branch: String::from_utf8_lossy(branch).into_owned(),
         path: path_text(rest),
     }))
@@ -303,7 +327,7 @@ fn with_short_path<T>(path: &Path, work: impl Fn(&Path) -> std::io::Result<T>) -
 mod tests {
     use super::*;
     use crate::fuse::staging::Settle;
-    use crate::store::{Options, Store};
+    use crate::store::Options;
 
     fn serve(dir: &Path) -> (Arc<Staging>, Control) {
         let store = Store::open_or_init(
@@ -318,8 +342,8 @@ mod tests {
             files: Duration::from_millis(50),
             dirs: Duration::from_millis(50),
         };
-        let staging = Staging::open(store, settle, false).unwrap();
-        let control = Control::serve(&staging).unwrap();
+        let staging = Staging::open(store.clone(), settle, false).unwrap();
+        let control = Control::serve(&staging, &store).unwrap();
         (staging, control)
     }
 
