@@ -141,7 +141,11 @@ fn say(mut stream: &UnixStream, answer: &Value) {
 fn respond(request: &Value, staging: &Staging) -> Result<Value> {
     let word = |key: &str| request.get(key).and_then(Value::as_str);
     match word("do") {
-        Some("status") => Ok(json!({"ok": true, "entries": staging.status()?.entries})),
+        Some("status") => {
+            let mut status = json!(staging.status()?);
+            status["ok"] = json!(true);
+            Ok(status)
+        }
         Some("commit") => {
             let path = word("path").and_then(text_path);
             let path = path.ok_or_else(|| Error::new(Kind::Usage, "commit needs a path: BRANCH/ENTRY"))?;
@@ -235,37 +239,32 @@ pub struct Staged {
     pub path: String,
 }
 
-/// Whether `path` lies in an entry of a mount's staging directory, as the mount's own attributes tell.
+/// The directory of the store that is mounted where `path` is, as the mount's own attribute tells.
+pub fn store_of(path: &Path) -> Option<PathBuf> {
+    attribute(path, "user.zspace.store").map(|b| PathBuf::from(std::ffi::OsString::from_vec(b)))
+}
+
+fn attribute(path: &Path, name: &str) -> Option<Vec<u8>> {
+    let mut value = vec![0; 64 << 10];
+    let n = rustix::fs::getxattr(path, name, &mut value[..]).ok()?;
+    value.truncate(n);
+    Some(value)
+}
+
+/// What `path` is in a mount's staging directory; none if it lies elsewhere.
 pub fn staged(path: &Path) -> Result<Option<Staged>> {
-    let attribute = |name: &str| {
-        let mut value = vec![0; 64 << 10];
-        let n = rustix::fs::getxattr(path, name, &mut value[..]).ok()?;
-        value.truncate(n);
-        Some(value)
-    };
-    let (Some(store), Some(inside)) = (attribute("user.zspace.store"), attribute("user.zspace.path")) else {
+    let (Some(store), Some(inside)) = (store_of(path), attribute(path, "user.zspace.path")) else { return Ok(None) };
+    let mut parts = inside.split(|b| *b == b'/').filter(|p| !p.is_empty()).map(<[u8]>::to_vec);
+    if parts.next().as_deref() != Some(b"staging") {
         return Ok(None);
+    }
+    let rest: Vec<Vec<u8>> = parts.collect();
+    let [branch, _, ..] = rest.as_slice() else {
+        let why = format!("{} is no entry: commit what lies in a branch", path.display());
+        return Err(Error::new(Kind::Usage, why));
     };
-    let parts: Vec<Vec<u8>> = inside
-        .split(|b| *b == b'/')
-        .filter(|p| !p.is_empty())
-        .map(<[u8]>::to_vec)
-        .collect();
-    let Some((door, rest)) = parts.split_first().filter(|(door, _)| *door == b"staging") else {
-        return Ok(None);
-    };
-    let _ = door;
-    let [branch, _, ..] = rest else {
-        return Err(Error::new(
-            Kind::Usage,
-            format!("{} is no entry: commit what lies in a branch", path.display()),
-        ));
-    };
-    Ok(Some(Staged {
-        store: PathBuf::from(std::ffi::OsString::from_vec(store)),
-        branch: String::from_utf8_lossy(branch).into_owned(),
-        path: path_text(rest),
-    }))
+    let branch = String::from_utf8_lossy(branch).into_owned();
+    Ok(Some(Staged { store, branch, path: path_text(&rest) }))
 }
 
 /// Has the owner of the staging area commit an entry.
