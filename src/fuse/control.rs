@@ -253,8 +253,13 @@ fn attribute(path: &Path, name: &str) -> Option<Vec<u8>> {
 
 /// What `path` is in a mount's staging directory; none if it lies elsewhere.
 pub fn staged(path: &Path) -> Result<Option<Staged>> {
-    let (Some(store), Some(inside)) = (store_of(path), attribute(path, "user.zspace.path")) else { return Ok(None) };
-    let mut parts = inside.split(|b| *b == b'/').filter(|p| !p.is_empty()).map(<[u8]>::to_vec);
+    let (Some(store), Some(inside)) = (store_of(path), attribute(path, "user.zspace.path")) else {
+        return Ok(None);
+    };
+    let mut parts = inside
+        .split(|b| *b == b'/')
+        .filter(|p| !p.is_empty())
+        .map(<[u8]>::to_vec);
     if parts.next().as_deref() != Some(b"staging") {
         return Ok(None);
     }
@@ -264,7 +269,11 @@ pub fn staged(path: &Path) -> Result<Option<Staged>> {
         return Err(Error::new(Kind::Usage, why));
     };
     let branch = String::from_utf8_lossy(branch).into_owned();
-    Ok(Some(Staged { store, branch, path: path_text(&rest) }))
+    Ok(Some(Staged {
+        store,
+        branch,
+        path: path_text(&rest),
+    }))
 }
 
 /// Has the owner of the staging area commit an entry.

@@ -23,7 +23,7 @@ mod torn;
 mod tests;
 
 pub use handle::Handle;
-pub use names::{path_text, text_path};
+pub(super) use names::{path_text, text_path};
 pub use ops::{SetAttr, SetTime};
 pub use status::{EntryStatus, State, Status};
 
@@ -170,7 +170,7 @@ impl Staging {
     }
 
     fn in_version(&self, origin: &marks::Origin, rel: &names::Path) -> Result<Located> {
-        let path = [&[origin.name.clone()], rel].concat();
+        let path = [std::slice::from_ref(&origin.name), rel].concat();
         if origin.lacks(rel) {
             return Err(absent(&path));
         }
@@ -283,7 +283,7 @@ impl Staging {
                 let gone = mark.as_ref().and_then(Mark::origin).map(|o| &o.gone);
                 let shown = tree.entries().iter().filter(|e| {
                     gone.is_none_or(|g| {
-                        g.is_empty() || !g.contains(&[&path[2..], &[e.name.clone()]].concat())
+                        g.is_empty() || !g.contains(&[&path[2..], std::slice::from_ref(&e.name)].concat())
                     })
                 });
                 Ok(shown.map(|e| (e.name.clone(), kind_of_entry(e))).collect())
@@ -311,7 +311,7 @@ impl Staging {
             }
             let entry = self
                 .version(origin)
-                .map(|v| find(self.repo.as_ref(), &v, &[origin.name.clone()]));
+                .map(|v| find(self.repo.as_ref(), &v, std::slice::from_ref(&origin.name)));
             match entry {
                 Some(Ok(e)) => all.insert(name, kind_of_entry(&e)),
                 _ => all.remove(&name),

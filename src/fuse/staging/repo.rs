@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The store, seen from staging.
-pub trait Repo: Send + Sync {
+pub(super) trait Repo: Send + Sync {
     /// Its directory.
     fn dir(&self) -> &Path;
     /// Picks up what others committed.
@@ -97,7 +97,7 @@ impl Repo for Store {
 }
 
 /// What lies at `path` (components below the version's root). The root itself is a directory of mode 0755.
-pub fn find(repo: &dyn Repo, version: &Numbered, path: &names::Path) -> Result<Entry> {
+pub(super) fn find(repo: &dyn Repo, version: &Numbered, path: &names::Path) -> Result<Entry> {
     let mut at = Entry {
         name: Vec::new(),
         mode: 0o755,
@@ -118,12 +118,12 @@ pub fn find(repo: &dyn Repo, version: &Numbered, path: &names::Path) -> Result<E
 }
 
 /// There is nothing of this name.
-pub fn absent(path: &names::Path) -> Error {
+pub(super) fn absent(path: &names::Path) -> Error {
     Error::new(Kind::NotFound, format!("no {} in staging", names::show(path)))
 }
 
 /// The same moment for system calls.
-pub fn timespec(t: Timestamp) -> rustix::fs::Timespec {
+pub(super) fn timespec(t: Timestamp) -> rustix::fs::Timespec {
     rustix::fs::Timespec {
         tv_sec: t.seconds,
         tv_nsec: t.nanos.into(),

@@ -167,7 +167,7 @@ impl Staging {
 }
 
 /// A reason with the file inside the entry that it is about.
-pub fn at_and_why(inside: &names::Path, why: &str) -> String {
+pub(super) fn at_and_why(inside: &names::Path, why: &str) -> String {
     match inside {
         [] => why.to_owned(),
         _ => format!("{}: {why}", names::show(inside)),
