@@ -3,15 +3,19 @@
 //! The rules are written down in docs/semantics-staging.md. Bytes being written lie in STORE/staging/tree/BRANCH/…, durable
 //! marks in STORE/staging/state; one process owns both by a lock, all others only look.
 
+mod attributes;
 mod backing;
 mod clock;
 mod commit;
 mod copyup;
+mod create;
 mod handle;
 mod marks;
 mod names;
 mod ops;
 mod plan;
+mod remove;
+mod rename;
 mod repo;
 mod settled;
 mod start;
@@ -22,9 +26,9 @@ mod torn;
 #[cfg(test)]
 mod tests;
 
+pub use attributes::{SetAttr, SetTime};
 pub use handle::Handle;
 pub(super) use names::{path_text, text_path};
-pub use ops::{SetAttr, SetTime};
 pub use status::{EntryStatus, State, Status};
 
 use super::attr::{Attr, FileKind};
@@ -38,6 +42,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use repo::{Repo, absent, find};
 use state::{Inner, Key, key_of};
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -93,7 +98,7 @@ pub struct Staging {
     clock: Arc<dyn Clock>,
     shared: Arc<Shared>,
     /// The lock on STORE/staging; without it everything is read-only.
-    lock: Option<Box<dyn Send + Sync>>,
+    lock: Option<OwnedFd>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
