@@ -13,6 +13,8 @@ pub trait Repo: Send + Sync {
     fn dir(&self) -> &Path;
     /// Picks up what others committed.
     fn refresh(&self) -> Result<()>;
+    /// Bytes of rebuilt chunks in its cache.
+    fn cached_bytes(&self) -> u64;
     /// Branches by name.
     fn branches(&self) -> Vec<String>;
     /// Makes a branch without versions.
@@ -36,6 +38,10 @@ impl Repo for Store {
 
     fn refresh(&self) -> Result<()> {
         Store::refresh(self).map(|_| ())
+    }
+
+    fn cached_bytes(&self) -> u64 {
+        Store::cached_bytes(self)
     }
 
     fn branches(&self) -> Vec<String> {

@@ -98,6 +98,10 @@ impl Repo for FakeRepo {
         Ok(())
     }
 
+    fn cached_bytes(&self) -> u64 {
+        0
+    }
+
     fn branches(&self) -> Vec<String> {
         self.data.lock().branches.iter().cloned().collect()
     }
