@@ -62,12 +62,16 @@ def make_series():
 
 @pytest.fixture(scope="session")
 def series(make_series, tmp_path_factory):
-    """Trains a series of a kind once, and gives the paths of its checkpoints: `series("hf")`. "shipped" is the one in data/."""
+    """Trains a series of a kind once, and gives the paths of its checkpoints: `series("hf")`. "shipped" is the one in
+    data/, "long" is twelve low-rate checkpoints."""
     made = {"shipped": sorted(DATA.glob("*.safetensors"))}
 
     def get(kind):
         if kind not in made:
-            made[kind] = make_series.make(kind, tmp_path_factory.mktemp(kind), checkpoints=3, every=5, warm=20)
+            options = {"checkpoints": 3, "every": 5, "warm": 20}
+            if kind == "long":
+                options |= {"kind": "bf16", "checkpoints": 12, "every": 8, "warm": 40}
+            made[kind] = make_series.make(**{"kind": kind, "out": tmp_path_factory.mktemp(kind)} | options)
         return made[kind]
 
     yield get

@@ -72,7 +72,7 @@ def test_a_large_file_commits_reads_and_verifies_in_little_memory(zspace, mounts
         want = file.read(23)
     ranged = ["cat", f"main:{large.name}", "--range", f"{offset}..{offset + 23}"]
     assert zspace.run(*ranged, text=False).stdout == want
-    told = json.loads(zspace.run(*ranged, "--json").stderr.strip().splitlines()[-1])
+    told = json.loads(zspace.run(*ranged, "--json", text=False).stderr.strip().splitlines()[-1])
     assert told["chunks_read"] <= 2
 
     mount = mounts(memory=64 * MIB)

@@ -93,13 +93,19 @@ def test_half_a_copy_can_be_committed_or_removed_by_hand(mount, series):
 
 
 @pytest.mark.timeout(240)
-def test_size_of_a_low_rate_run(mount, series):
-    """Neighbours of a low-rate run cost a few per cent of themselves."""
-    sources = series("shipped")
-    sizes = []
+def test_size_and_depth_of_a_low_rate_run(zspace, series):
+    """Neighbours cost a few per cent of themselves, no rebuild applies more than 8 deltas, and all come back."""
+    sources = series("long")
+    sizes = [0]
+    for source in sources:
+        zspace.commit(source)
+        sizes.append(zspace.stored())
+    costs = [(b - a) / sources[0].stat().st_size for a, b in zip(sizes, sizes[1:])]
+    assert costs[0] < 0.75
+    assert max(costs[1:]) < 0.08, costs
+    stats = zspace.json("stats")
+    assert stats["ratio"] <= 0.13
+    assert max(map(int, stats["depths"])) <= 8
     for number, source in enumerate(sources, 1):
-        before = mount.zspace.stored()
-        copy_in(mount, [source], number)
-        sizes.append((mount.zspace.stored() - before) / source.stat().st_size)
-    assert sizes[0] < 0.75
-    assert max(sizes[1:]) < 0.08, sizes
+        assert zspace.run("cat", f"main/{number}:{source.name}", text=False).stdout == source.read_bytes()
+    zspace.verify()

@@ -11,7 +11,7 @@ pub use crate::id::{FileHash, NodeId, VersionId};
 pub use crate::rebuild::{Counters, Slice};
 pub use crate::verify::{Damage, Report};
 pub use diff::{Diff, TensorDiff};
-pub use file::{FileView, TensorInfo, View};
+pub use file::{FileView, TensorInfo, TensorPaths, View};
 pub use stats::{BranchStats, CodecStats, Stats};
 
 use crate::cache::ByteLru;

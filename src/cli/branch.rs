@@ -22,11 +22,17 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let mut rows = Vec::new();
     for name in store.branches() {
         let own = store.versions(&name)?.len();
-        let head = store.latest(&name).map_or("empty".to_owned(), |v| match v.branch == name {
-            true => format!("latest {} {}", v.name(), v.id.short()),
-            false => format!("follows {} {}", v.name(), v.id.short()),
-        });
-        rows.push(vec![name, format!("{own} version{}", if own == 1 { "" } else { "s" }), head]);
+        let head = store
+            .latest(&name)
+            .map_or("empty".to_owned(), |v| match v.branch == name {
+                true => format!("latest {} {}", v.name(), v.id.short()),
+                false => format!("follows {} {}", v.name(), v.id.short()),
+            });
+        rows.push(vec![
+            name,
+            format!("{own} version{}", if own == 1 { "" } else { "s" }),
+            head,
+        ]);
     }
     show::print(&show::table(&rows, &[]))
 }

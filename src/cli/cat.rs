@@ -35,16 +35,25 @@ struct Cost {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let store = context.open()?;
-    let (rev, path) = args.file.split_once(':').ok_or_else(|| Error::new(Kind::Usage, "which file? zspace cat REV:FILE"))?;
+    let (rev, path) = args
+        .file
+        .split_once(':')
+        .ok_or_else(|| Error::new(Kind::Usage, "which file? zspace cat REV:FILE"))?;
     let version = store.resolve(rev)?;
     let entry = store.entry(&version, path.as_bytes())?;
     let EntryKind::File { hash, len, .. } = entry.kind else {
-        return Err(Error::new(Kind::Usage, format!("{} is no regular file", args.file)));
+        return Err(Error::new(
+            Kind::Usage,
+            format!("{} is no regular file", args.file),
+        ));
     };
     let file = store.file(&hash, len)?;
     let (from, to) = args.range.unwrap_or((0, len));
     if to > len {
-        return Err(Error::new(Kind::Usage, format!("{} has {len} bytes, so there is no range {from}..{to}", args.file)));
+        return Err(Error::new(
+            Kind::Usage,
+            format!("{} has {len} bytes, so there is no range {from}..{to}", args.file),
+        ));
     }
     let mut out = std::io::stdout().lock();
     let mut at = from;
@@ -57,13 +66,19 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         if bytes.is_empty() {
             return Err(Error::damage("file ends early"));
         }
-        out.write_all(&bytes).doing(|| "write to standard output".into())?;
+        out.write_all(&bytes)
+            .doing(|| "write to standard output".into())?;
         at += bytes.len() as u64;
     }
     out.flush().doing(|| "write to standard output".into())?;
     if args.json {
         let c = store.counters();
-        let cost = Cost { bytes: to - from, chunks_read: c.asked, nodes_read: c.read, bytes_read: c.read_bytes };
+        let cost = Cost {
+            bytes: to - from,
+            chunks_read: c.asked,
+            nodes_read: c.read,
+            bytes_read: c.read_bytes,
+        };
         let text = serde_json::to_string(&cost).map_err(|e| Error::new(Kind::Io, e.to_string()))?;
         eprintln!("{text}");
     }
@@ -75,5 +90,7 @@ fn parse_range(text: &str) -> std::result::Result<(u64, u64), String> {
         let (a, b) = text.split_once("..")?;
         Some((a.parse().ok()?, b.parse().ok()?))
     };
-    parse().filter(|(a, b)| a <= b).ok_or_else(|| "write A..B, as in 100..123".into())
+    parse()
+        .filter(|(a, b)| a <= b)
+        .ok_or_else(|| "write A..B, as in 100..123".into())
 }

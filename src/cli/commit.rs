@@ -55,9 +55,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         }
         let version = format!("{}/{:06}", done.branch, done.number);
         match args.json {
-            true => {
-                show::print_json(&Line { version, id: done.id.to_string(), bytes: done.bytes, stored: done.stored })?
-            }
+            true => show::print_json(&Line {
+                version,
+                id: done.id.to_string(),
+                bytes: done.bytes,
+                stored: done.stored,
+            })?,
             false => show::print(&format!("{version} {}\n", done.id))?,
         }
     }
@@ -66,7 +69,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
 
 fn in_staging(args: &Args, path: &Path, staged: &control::Staged) -> Result<Committed> {
     if args.branch.as_deref().is_some_and(|b| b != staged.branch) || args.follow_links {
-        let why = format!("{} is staged on branch {:?}: it is committed there, as it is", path.display(), staged.branch);
+        let why = format!(
+            "{} is staged on branch {:?}: it is committed there, as it is",
+            path.display(),
+            staged.branch
+        );
         return Err(Error::new(Kind::Usage, why));
     }
     control::commit(staged, &args.message).map_err(|e| e.context(path.display()))
@@ -75,9 +82,18 @@ fn in_staging(args: &Args, path: &Path, staged: &control::Staged) -> Result<Comm
 fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Committed> {
     let whole = std::path::absolute(path).map_err(|e| Error::io(path.display().to_string(), e))?;
     // `dir/.` and `..` have no last name of their own.
-    let whole = if path.ends_with("..") || path.ends_with(".") { std::fs::canonicalize(&whole).unwrap_or(whole) } else { whole };
+    let whole = if path.ends_with("..") || path.ends_with(".") {
+        std::fs::canonicalize(&whole).unwrap_or(whole)
+    } else {
+        whole
+    };
     let name = whole.file_name().map(OsStr::as_bytes).map(<[u8]>::to_vec);
-    let name = name.ok_or_else(|| Error::new(Kind::Usage, format!("{} has no name to commit it under", path.display())))?;
+    let name = name.ok_or_else(|| {
+        Error::new(
+            Kind::Usage,
+            format!("{} has no name to commit it under", path.display()),
+        )
+    })?;
     if let Err(e) = std::fs::metadata(&whole) {
         return Err(Error::io(path.display().to_string(), e));
     }

@@ -25,11 +25,19 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     for t in &d.tensors {
         let norm = t.relative_norm.map_or("-".to_owned(), |n| format!("{n:.3e}"));
         let why = t.differs_in.clone().unwrap_or_default();
-        rows.push(vec![show::percent(t.changed), norm, show::printable(t.name.as_bytes()), why]);
+        rows.push(vec![
+            show::percent(t.changed),
+            norm,
+            show::printable(t.name.as_bytes()),
+            why,
+        ]);
     }
     let mut text = String::new();
     if !rows.is_empty() {
-        rows.insert(0, ["changed", "|b-a|/|a|", "tensor", ""].map(str::to_owned).to_vec());
+        rows.insert(
+            0,
+            ["changed", "|b-a|/|a|", "tensor", ""].map(str::to_owned).to_vec(),
+        );
         text = show::table(&rows, &[0, 1]);
     }
     let named = [

@@ -43,7 +43,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         files: v.files,
         bytes: v.version.len,
         stored: v.stored,
-        tags: tags.iter().filter(|(_, t)| t.id == v.id).map(|(n, _)| n.clone()).collect(),
+        tags: tags
+            .iter()
+            .filter(|(_, t)| t.id == v.id)
+            .map(|(n, _)| n.clone())
+            .collect(),
     };
     if args.json {
         return versions.iter().rev().try_for_each(|v| show::print_json(&line(v)));

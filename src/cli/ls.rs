@@ -52,14 +52,27 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
             };
             let mtime = e.mtime.seconds as f64 + f64::from(e.mtime.nanos) / 1e9;
             let path = &String::from_utf8_lossy(path);
-            show::print_json(&Line { path, kind, mode: format!("{:04o}", e.mode), mtime, bytes: e.len(), sha256, target })?;
+            show::print_json(&Line {
+                path,
+                kind,
+                mode: format!("{:04o}", e.mode),
+                mtime,
+                bytes: e.len(),
+                sha256,
+                target,
+            })?;
             continue;
         }
         let mut name = format!("{}{mark}", show::printable(path));
         if let EntryKind::Symlink(t) = &e.kind {
             name = format!("{name} -> {}", show::printable(t));
         }
-        rows.push(vec![format!("{:04o}", e.mode), e.len().to_string(), show::time(e.mtime), name]);
+        rows.push(vec![
+            format!("{:04o}", e.mode),
+            e.len().to_string(),
+            show::time(e.mtime),
+            name,
+        ]);
     }
     show::print(&show::table(&rows, &[1]))
 }

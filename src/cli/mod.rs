@@ -67,9 +67,17 @@ struct Context {
 impl Context {
     /// The store's directory: `--store`, else `$ZSPACE_STORE`, else in the user's data directory.
     fn dir(&self) -> Result<PathBuf> {
-        let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let var = |name| {
+            std::env::var_os(name)
+                .filter(|v| !v.is_empty())
+                .map(PathBuf::from)
+        };
         let data = || var("XDG_DATA_HOME").or_else(|| Some(var("HOME")?.join(".local/share")));
-        let found = self.store.clone().or_else(|| var("ZSPACE_STORE")).or_else(|| Some(data()?.join("zspace")));
+        let found = self
+            .store
+            .clone()
+            .or_else(|| var("ZSPACE_STORE"))
+            .or_else(|| Some(data()?.join("zspace")));
         found.ok_or_else(|| Error::new(Kind::Usage, "which store? Give --store DIR or set ZSPACE_STORE"))
     }
 
@@ -77,9 +85,10 @@ impl Context {
     fn open(&self) -> Result<Store> {
         let dir = self.dir()?;
         Store::open(&dir, &Options::default()).map_err(|e| match e.kind() {
-            Kind::NotFound => {
-                Error::new(Kind::NotFound, format!("no store in {} (`zspace init` makes one): {e}", dir.display()))
-            }
+            Kind::NotFound => Error::new(
+                Kind::NotFound,
+                format!("no store in {} (`zspace init` makes one): {e}", dir.display()),
+            ),
             _ => e,
         })
     }
@@ -96,7 +105,11 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => {
             let _ = e.print();
-            return ExitCode::from(if e.use_stderr() { Kind::Usage.exit_code() } else { 0 });
+            return ExitCode::from(if e.use_stderr() {
+                Kind::Usage.exit_code()
+            } else {
+                0
+            });
         }
     };
     let level = match cli.verbose {

@@ -55,7 +55,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
 
 fn serve(context: &Context, args: &Args) -> Result<()> {
     let mnt = absolute(&args.mnt)?;
-    let options = Options { memory: args.memory, ..Options::default() };
+    let options = Options {
+        memory: args.memory,
+        ..Options::default()
+    };
     let store = Store::open_or_init(&absolute(&context.dir()?)?, &options)?;
     let options = MountOptions {
         settle: args.settle,
@@ -90,19 +93,55 @@ fn start(context: &Context, args: &Args) -> Result<()> {
         _ => {}
     }
     let log = dir.join("mount.log");
-    let err = OpenOptions::new().create(true).append(true).open(&log).doing(|| log.display().to_string())?;
+    let err = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&log)
+        .doing(|| log.display().to_string())?;
     let program = std::env::current_exe().doing(|| "find this program".into())?;
     let seconds = |d: Duration| d.as_secs_f64().to_string();
     let mut command = Command::new(program);
-    command.arg("--store").arg(&dir).arg("mount").arg(absolute(&args.mnt)?).arg("--background");
-    command.args(["--settle", &seconds(args.settle), "--settle-dir", &seconds(args.settle_dir)]);
+    command
+        .arg("--store")
+        .arg(&dir)
+        .arg("mount")
+        .arg(absolute(&args.mnt)?)
+        .arg("--background");
+    command.args([
+        "--settle",
+        &seconds(args.settle),
+        "--settle-dir",
+        &seconds(args.settle_dir),
+    ]);
     command.args(["--memory", &args.memory.to_string()]);
-    command.args([("--allow-other", args.allow_other), ("--read-only", args.read_only)].iter().filter(|o| o.1).map(|o| o.0));
-    command.env("ZSPACE_LOG", std::env::var("ZSPACE_LOG").unwrap_or_else(|_| "zspace=info".into()));
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(err).spawn();
+    command.args(
+        [
+            ("--allow-other", args.allow_other),
+            ("--read-only", args.read_only),
+        ]
+        .iter()
+        .filter(|o| o.1)
+        .map(|o| o.0),
+    );
+    command.env(
+        "ZSPACE_LOG",
+        std::env::var("ZSPACE_LOG").unwrap_or_else(|_| "zspace=info".into()),
+    );
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(err)
+        .spawn();
     let mut child = child.doing(|| "start the background process".into())?;
     let mut said = String::new();
-    for line in BufReader::new(child.stdout.take().ok_or_else(|| Error::new(Kind::Io, "no pipe"))?).lines() {
+    for line in BufReader::new(
+        child
+            .stdout
+            .take()
+            .ok_or_else(|| Error::new(Kind::Io, "no pipe"))?,
+    )
+    .lines()
+    {
         let line = line.doing(|| "wait for the background process".into())?;
         if line == READY {
             return Ok(());
@@ -111,9 +150,16 @@ fn start(context: &Context, args: &Args) -> Result<()> {
     }
     let status = child.wait().doing(|| "wait for the background process".into())?;
     if said.is_empty() {
-        said = format!("the background process ended with {status} (see {})", log.display());
+        said = format!(
+            "the background process ended with {status} (see {})",
+            log.display()
+        );
     }
-    let kind = if status.code() == Some(64) { Kind::Usage } else { Kind::Io };
+    let kind = if status.code() == Some(64) {
+        Kind::Usage
+    } else {
+        Kind::Io
+    };
     Err(Error::new(kind, said))
 }
 

@@ -8,7 +8,9 @@ use std::io::{IsTerminal, Write};
 /// Prints lines to standard output; a closed pipe ends the program quietly.
 pub(super) fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).doing(|| "write to standard output".into())
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .doing(|| "write to standard output".into())
 }
 
 /// Prints a value as one line of JSON.
@@ -34,7 +36,11 @@ pub(super) fn bytes(n: u64) -> String {
 /// A size that a person wrote: bytes, or with K, M, G or T (powers of 1024).
 pub(super) fn parse_size(text: &str) -> std::result::Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match text[digits.len()..].to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
+    let unit = match text[digits.len()..]
+        .to_ascii_uppercase()
+        .trim_end_matches("IB")
+        .trim_end_matches('B')
+    {
         "" => 0,
         "K" => 10,
         "M" => 20,
@@ -42,7 +48,9 @@ pub(super) fn parse_size(text: &str) -> std::result::Result<u64, String> {
         "T" => 40,
         _ => return Err("write a number of bytes, or one with K, M, G or T".into()),
     };
-    let n: u64 = digits.parse().map_err(|_| "write a number of bytes, or one with K, M, G or T".to_owned())?;
+    let n: u64 = digits
+        .parse()
+        .map_err(|_| "write a number of bytes, or one with K, M, G or T".to_owned())?;
     n.checked_mul(1 << unit).ok_or_else(|| "is too large".into())
 }
 
@@ -55,9 +63,17 @@ pub(super) fn time(t: Timestamp) -> String {
     let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
     let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
     let mp = (5 * doy + 2) / 153;
-    let (d, m) = (doy - (153 * mp + 2) / 5 + 1, if mp < 10 { mp + 3 } else { mp - 9 });
+    let (d, m) = (
+        doy - (153 * mp + 2) / 5 + 1,
+        if mp < 10 { mp + 3 } else { mp - 9 },
+    );
     let y = yoe + era * 400 + i64::from(m <= 2);
-    format!("{y:04}-{m:02}-{d:02} {:02}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
+    format!(
+        "{y:04}-{m:02}-{d:02} {:02}:{:02}:{:02}",
+        s / 3600,
+        s / 60 % 60,
+        s % 60
+    )
 }
 
 /// A share as per cent.
@@ -68,7 +84,15 @@ pub(super) fn percent(part: f64) -> String {
 /// Text that may hold anything, safe for a terminal.
 pub(super) fn printable(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+    text.chars()
+        .flat_map(|c| {
+            if c.is_control() {
+                c.escape_default().collect::<Vec<_>>()
+            } else {
+                vec![c]
+            }
+        })
+        .collect()
 }
 
 /// A progress bar for something that takes long; none where standard error is no terminal.
@@ -88,7 +112,13 @@ pub(super) fn bar(what: &str, total: u64) -> ProgressBar {
 /// Rows as columns: each as wide as its widest cell, the last one free; numbers (as `right` says) to the right.
 pub(super) fn table(rows: &[Vec<String>], right: &[usize]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
+    let width = |c: usize| {
+        rows.iter()
+            .filter_map(|r| r.get(c))
+            .map(|s| s.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
     let widths: Vec<_> = (0..columns).map(width).collect();
     let mut out = String::new();
     for row in rows {
@@ -111,9 +141,24 @@ mod tests {
     #[test]
     fn times_and_sizes() {
         assert_eq!(time(Timestamp { seconds: 0, nanos: 0 }), "1970-01-01 00:00:00");
-        assert_eq!(time(Timestamp { seconds: 951_827_696, nanos: 0 }), "2000-02-29 12:34:56");
-        assert_eq!(time(Timestamp { seconds: -1, nanos: 0 }), "1969-12-31 23:59:59");
-        assert_eq!((bytes(999), bytes(1_320_936), bytes(999_600)), ("999 B".into(), "1.3 MB".into(), "1.0 MB".into()));
+        assert_eq!(
+            time(Timestamp {
+                seconds: 951_827_696,
+                nanos: 0
+            }),
+            "2000-02-29 12:34:56"
+        );
+        assert_eq!(
+            time(Timestamp {
+                seconds: -1,
+                nanos: 0
+            }),
+            "1969-12-31 23:59:59"
+        );
+        assert_eq!(
+            (bytes(999), bytes(1_320_936), bytes(999_600)),
+            ("999 B".into(), "1.3 MB".into(), "1.0 MB".into())
+        );
         assert_eq!(parse_size("2G"), Ok(2 << 30));
         assert_eq!(parse_size("512MiB"), Ok(512 << 20));
         assert!(parse_size("x").is_err() && parse_size("9999999999999T").is_err() && parse_size("").is_err());

@@ -27,17 +27,44 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         show::bytes(s.journal),
         show::bytes(s.index),
     );
-    let ratio = |stored: u64, raw: u64| if raw == 0 { "-".into() } else { show::percent(stored as f64 / raw as f64) };
-    let mut rows = vec![["branch", "versions", "raw", "stored", "ratio"].map(str::to_owned).to_vec()];
+    let ratio = |stored: u64, raw: u64| {
+        if raw == 0 {
+            "-".into()
+        } else {
+            show::percent(stored as f64 / raw as f64)
+        }
+    };
+    let mut rows = vec![
+        ["branch", "versions", "raw", "stored", "ratio"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     for b in &s.branches {
         let (raw, stored) = (show::bytes(b.raw), show::bytes(b.stored));
-        rows.push(vec![b.branch.clone(), b.versions.to_string(), raw, stored, ratio(b.stored, b.raw)]);
+        rows.push(vec![
+            b.branch.clone(),
+            b.versions.to_string(),
+            raw,
+            stored,
+            ratio(b.stored, b.raw),
+        ]);
     }
     text += &show::table(&rows, &[1, 2, 3, 4]);
-    let mut rows = vec![["kind", "codec", "nodes", "raw", "stored", "ratio"].map(str::to_owned).to_vec()];
+    let mut rows = vec![
+        ["kind", "codec", "nodes", "raw", "stored", "ratio"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     for c in &s.codecs {
         let (raw, stored) = (show::bytes(c.raw), show::bytes(c.stored));
-        rows.push(vec![c.kind.into(), c.codec.into(), c.nodes.to_string(), raw, stored, ratio(c.stored, c.raw)]);
+        rows.push(vec![
+            c.kind.into(),
+            c.codec.into(),
+            c.nodes.to_string(),
+            raw,
+            stored,
+            ratio(c.stored, c.raw),
+        ]);
     }
     text += &format!("\n{}", show::table(&rows, &[2, 3, 4, 5]));
     let mut rows = vec![vec!["deltas to apply".to_owned(), "chunks".to_owned()]];

@@ -20,14 +20,21 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let dir = match &args.mnt {
         None => context.dir()?,
         Some(mnt) => control::store_of(mnt).ok_or_else(|| {
-            Error::new(Kind::NotFound, format!("no store is mounted on {}", mnt.display()))
+            Error::new(
+                Kind::NotFound,
+                format!("no store is mounted on {}", mnt.display()),
+            )
         })?,
     };
     let answer = control::ask(&dir, &json!({"do": "status"}))?;
     if args.json {
         return show::print_json(&answer);
     }
-    let entries = answer.get("entries").and_then(Value::as_array).cloned().unwrap_or_default();
+    let entries = answer
+        .get("entries")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
     let mut rows = Vec::new();
     for e in &entries {
         let text = |key: &str| e.get(key).and_then(Value::as_str).unwrap_or_default();
@@ -41,9 +48,21 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         ]);
     }
     let number = |key: &str| show::bytes(answer.get(key).and_then(Value::as_u64).unwrap_or(0));
-    let mut text = if rows.is_empty() { "nothing is staged\n".to_owned() } else { show::table(&rows, &[1]) };
-    text += &format!("cache {} of {}, memory {}\n", number("cached_bytes"), number("cache_limit"), number("resident_bytes"));
-    if entries.iter().any(|e| e.get("state").and_then(Value::as_str) == Some("waiting")) {
+    let mut text = if rows.is_empty() {
+        "nothing is staged\n".to_owned()
+    } else {
+        show::table(&rows, &[1])
+    };
+    text += &format!(
+        "cache {} of {}, memory {}\n",
+        number("cached_bytes"),
+        number("cache_limit"),
+        number("resident_bytes")
+    );
+    if entries
+        .iter()
+        .any(|e| e.get("state").and_then(Value::as_str) == Some("waiting"))
+    {
         text += "what waits is committed by `zspace commit PATH`, or can be removed\n";
     }
     show::print(&text)

@@ -21,7 +21,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         (Some(name), Some(rev)) => store.set_tag(name, rev, args.force),
         (Some(_), None) => Err(Error::new(Kind::Usage, "which version? zspace tag NAME REV")),
         (None, _) => {
-            let row = |(name, v): (String, std::sync::Arc<crate::store::Numbered>)| vec![name, v.name(), v.id.short()];
+            let row = |(name, v): (String, std::sync::Arc<crate::store::Numbered>)| {
+                vec![name, v.name(), v.id.short()]
+            };
             let rows: Vec<_> = store.tags().into_iter().map(row).collect();
             show::print(&show::table(&rows, &[]))
         }

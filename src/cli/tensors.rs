@@ -35,7 +35,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     };
     let mut rows = Vec::new();
     for (path, e) in entries {
-        let EntryKind::File { hash, len, .. } = e.kind else { continue };
+        let EntryKind::File { hash, len, .. } = e.kind else {
+            continue;
+        };
         let file = store.file(&hash, len)?;
         for t in file.tensors() {
             let (stored, depth) = file.stored_range(t.span.0, t.span.1)?;
@@ -64,7 +66,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         }
     }
     if rows.is_empty() && !args.json {
-        return Err(Error::new(Kind::NotFound, format!("{} has no tensors that zspace can read", args.rev)));
+        return Err(Error::new(
+            Kind::NotFound,
+            format!("{} has no tensors that zspace can read", args.rev),
+        ));
     }
     show::print(&show::table(&rows, &[4, 6]))
 }

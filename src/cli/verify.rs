@@ -31,7 +31,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         store.verify_packs(&mut report);
     }
     bar.finish_and_clear();
-    let code = if report.damage.is_empty() { 0 } else { Kind::Damage.exit_code() };
+    let code = if report.damage.is_empty() {
+        0
+    } else {
+        Kind::Damage.exit_code()
+    };
     if args.json {
         show::print_json(&report)?;
         return Ok(ExitCode::from(code));

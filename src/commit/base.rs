@@ -7,16 +7,20 @@ use crate::graph::{EntryKind, Manifest, NodeKind, Numbered, Shape, Tree};
 use crate::id::{FileHash, NodeId};
 use crate::pack::Packs;
 use crate::rebuild::Rebuilder;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// How many versions back a tensor is looked for: a run that saves model and optimizer as versions of their own needs more
 /// than one.
 pub(super) const ANCESTORS: usize = 16;
-/// Files of one version that are looked at, beside those of a like name.
-const OTHER_FILES: usize = 64;
+/// Files of one version that are looked at because their path is alike, and because they are large.
+const ALIKE: usize = 64;
+const LARGE: usize = 64;
+/// The same for files that are themselves too small to be worth a long search.
+const SMALL: u64 = 64 << 10;
+const ALIKE_SMALL: usize = 4;
 /// Files of one version that are listed at all.
-const LISTED: usize = 200_000;
+const LISTED: usize = 1_000_000;
 
 /// Names a chunk by the tensors it holds (see `Layout::chunk_keys`).
 pub(super) type ChunkKey = [u8; 16];
@@ -25,15 +29,50 @@ pub(super) type ChunkKey = [u8; 16];
 pub(super) struct Bases {
     packs: Arc<Packs>,
     rebuilder: Arc<Rebuilder>,
-    versions: Vec<(Arc<Numbered>, Option<Arc<Vec<Listed>>>)>,
-    loaded: HashMap<(FileHash, u64), Arc<Offer>>,
+    versions: Vec<(Arc<Numbered>, Option<Arc<Listing>>)>,
+    loaded: HashMap<FileKey, Arc<Offer>>,
 }
 
-struct Listed {
-    like: Vec<u8>,
-    path: Vec<u8>,
-    hash: FileHash,
-    len: u64,
+/// A file's hash and length.
+type FileKey = (FileHash, u64);
+
+/// The files of one version, found by path, by likeness, and the largest kind for the rest.
+#[derive(Default)]
+struct Listing {
+    paths: HashMap<Vec<u8>, FileKey>,
+    alike: HashMap<Vec<u8>, Vec<FileKey>>,
+    large: Vec<FileKey>,
+}
+
+impl Listing {
+    fn add(&mut self, path: Vec<u8>, file: FileKey) {
+        let same = self.alike.entry(alike(&path)).or_default();
+        if same.len() < ALIKE {
+            same.push(file);
+        }
+        if file.1 >= SMALL && self.large.len() < LARGE {
+            self.large.push(file);
+        }
+        self.paths.insert(path, file);
+    }
+
+    /// Files worth a look as bases: the same path first, then those alike but for numbers, then large ones.
+    fn candidates(&self, path: &[u8], len: u64) -> Vec<FileKey> {
+        let (near, far) = if len < SMALL {
+            (ALIKE_SMALL, 0)
+        } else {
+            (ALIKE, LARGE)
+        };
+        let alike = self.alike.get(&alike(path)).into_iter().flatten().take(near);
+        let mut seen = HashSet::new();
+        let all = self
+            .paths
+            .get(path)
+            .into_iter()
+            .chain(alike)
+            .chain(self.large.iter().take(far));
+        all.copied().filter(|f| seen.insert(*f)).collect()
+    }
 }
 
 /// What one file of an earlier version has to offer.
@@ -65,16 +104,15 @@ impl Bases {
         }
     }
 
-    /// Bases for the chunks of a parsed file at `path` in the new version.
+    /// Bases for the chunks of a parsed file at `path` in the new version: of the nearest version that has any.
     pub(super) fn of_layout(&mut self, path: &[u8], layout: &Layout) -> FileBases {
         let keys = layout.chunk_keys();
         let mut found = FileBases {
             chunks: vec![None; keys.len()],
             layout: None,
         };
-        let like = alike(path);
         for v in 0..self.versions.len() {
-            for file in self.candidates(v, path, &like) {
+            for file in self.list(v).candidates(path, layout.len) {
                 let offer = self.offer(file);
                 found.layout = found.layout.or(offer.layout);
                 for (slot, key) in found.chunks.iter_mut().zip(&keys).filter(|(s, _)| s.is_none()) {
@@ -84,43 +122,22 @@ impl Bases {
                     return found;
                 }
             }
+            if found.chunks.iter().any(Option::is_some) {
+                break;
+            }
         }
         found
     }
 
     /// The base for a small file without structure: the one of a like name before it.
     pub(super) fn of_opaque(&mut self, path: &[u8]) -> Option<NodeId> {
-        let like = alike(path);
-        for v in 0..self.versions.len().min(4) {
-            let files = self.list(v);
-            let same = files
-                .iter()
-                .filter(|f| f.path == path)
-                .chain(files.iter().filter(|f| f.like == like));
-            let near: Vec<_> = same.take(4).map(|f| (f.hash, f.len)).collect();
-            if let Some(base) = near.into_iter().find_map(|f| self.offer(f).whole) {
-                return Some(base);
-            }
-        }
-        None
+        (0..self.versions.len()).find_map(|v| {
+            let near = self.list(v).candidates(path, 0);
+            near.into_iter().find_map(|f| self.offer(f).whole)
+        })
     }
 
-    /// Files of version `v` worth a look: the same path first, then those alike but for numbers, then the large others.
-    fn candidates(&mut self, v: usize, path: &[u8], like: &[u8]) -> Vec<(FileHash, u64)> {
-        let files = self.list(v);
-        let rank = |f: &Listed| match () {
-            () if f.path == path => 0,
-            () if f.like == like => 1,
-            () => 2,
-        };
-        let mut chosen: Vec<_> = files.iter().filter(|f| rank(f) < 2).collect();
-        let rest = files.iter().filter(|f| rank(f) == 2 && f.len >= 4096);
-        chosen.extend(rest.take(OTHER_FILES));
-        chosen.sort_by_key(|f| rank(f));
-        chosen.into_iter().map(|f| (f.hash, f.len)).collect()
-    }
-
-    fn list(&mut self, v: usize) -> Arc<Vec<Listed>> {
+    fn list(&mut self, v: usize) -> Arc<Listing> {
         let Some((version, listed)) = self.versions.get(v) else {
             return Arc::default();
         };
@@ -130,15 +147,15 @@ impl Bases {
         let root = version.version.tree;
         let files = self.list_tree(root).unwrap_or_else(|e| {
             log::warn!("no bases from {}: {e}", version.name());
-            Vec::new()
+            Listing::default()
         });
         let files = Arc::new(files);
         self.versions[v].1 = Some(files.clone());
         files
     }
 
-    fn list_tree(&self, root: NodeId) -> Result<Vec<Listed>> {
-        let mut out = Vec::new();
+    fn list_tree(&self, root: NodeId) -> Result<Listing> {
+        let mut out = Listing::default();
         let mut dirs = vec![(Vec::new(), root)];
         while let Some((prefix, id)) = dirs.pop() {
             let tree = Tree::decode(&self.rebuilder.node(&*self.packs, NodeKind::Tree, &id)?)?;
@@ -146,12 +163,7 @@ impl Bases {
                 let mut path: Vec<u8> = prefix.clone();
                 path.extend_from_slice(&e.name);
                 match e.kind {
-                    EntryKind::File { hash, len, .. } if len > 0 => out.push(Listed {
-                        like: alike(&path),
-                        path,
-                        hash,
-                        len,
-                    }),
+                    EntryKind::File { hash, len, .. } if len > 0 => out.add(path, (hash, len)),
                     EntryKind::Dir { tree, .. } => {
                         path.push(b'/');
                         dirs.push((path, tree));
@@ -159,14 +171,14 @@ impl Bases {
                     EntryKind::File { .. } | EntryKind::Symlink(_) => {}
                 }
             }
-            if out.len() > LISTED {
+            if out.paths.len() > LISTED {
                 break;
             }
         }
         Ok(out)
     }
 
-    fn offer(&mut self, (hash, len): (FileHash, u64)) -> Arc<Offer> {
+    fn offer(&mut self, (hash, len): FileKey) -> Arc<Offer> {
         if let Some(o) = self.loaded.get(&(hash, len)) {
             return o.clone();
         }

@@ -297,7 +297,7 @@ struct Base {
 fn base_revision(n: u32) -> u32 {
     let mut unit = 1u32;
     for radix in [4, 4].into_iter().chain(std::iter::repeat(2)) {
-        if (n / unit) % radix != 0 || n < unit {
+        if !(n / unit).is_multiple_of(radix) || n < unit {
             break;
         }
         match unit.checked_mul(radix) {

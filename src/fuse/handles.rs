@@ -30,7 +30,8 @@ impl Reader {
     pub(super) fn read(&self, offset: u64, len: usize) -> Result<impl Deref<Target = [u8]> + use<>> {
         let ahead = self.streams.lock().read(offset, len as u64, self.view.len());
         if let Some((from, len)) = ahead {
-            self.view.read_ahead(from, usize::try_from(len).unwrap_or(usize::MAX));
+            self.view
+                .read_ahead(from, usize::try_from(len).unwrap_or(usize::MAX));
         }
         self.view.read(offset, len)
     }

@@ -102,9 +102,7 @@ impl Namespace {
             }
             EntryKind::Symlink(_) => match self.resolve(&at, true)? {
                 Some(Reached::Dir) => Some(Place::Entry(door, at)),
-                Some(Reached::Entry(to)) if self.source(&to)?.has_tensors() => {
-                    Some(Place::Entry(door, at))
-                }
+                Some(Reached::Entry(to)) if self.source(&to)?.has_tensors() => Some(Place::Entry(door, at)),
                 Some(Reached::Entry(_)) | None => None,
             },
         })

@@ -162,7 +162,7 @@ fn damage_below_the_mark_that_no_copy_heals_is_an_error() {
     for mark_lost in [false, true] {
         let found = disk.copy();
         for file in ["/s/journal/00000001", "/s/journal/00000001.copy"] {
-            found.edit(Path::new(file), |b| b[parse::SEGMENT_HEADER + 60] ^= 1);
+            found.edit(Path::new(file), |b| b[parse::SEGMENT_HEADER + 30] ^= 1);
         }
         if mark_lost {
             found.edit(Path::new("/s/journal/durable"), |b| {

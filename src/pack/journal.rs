@@ -2,8 +2,8 @@
 //!
 //! Reading needs no lock. Everything that writes here is called under the store's lock.
 
-use super::files::Window;
-use super::parse::{self, JOURNAL_HEADER, JournalRecord, Pos, SEGMENT_HEADER, SegmentHeader, StoreId};
+use super::parse::{self, Pos, SEGMENT_HEADER, SegmentHeader, StoreId};
+use super::segment::{self, Damaged, Each, Segment, after};
 use super::store;
 use crate::disk::{Disk, DiskFile, read_exact_at};
 use crate::error::{Error, Kind, Result};
@@ -22,8 +22,7 @@ pub(super) struct Journal {
     store: StoreId,
     limit: u64,
     mark: RwLock<Option<Arc<dyn DiskFile>>>,
-    /// Segments whose file is missing or damaged: read with the help of the copy, and never appended to.
-    damaged: Mutex<BTreeSet<u32>>,
+    damaged: Damaged,
     copy: Mutex<Option<Copy>>,
     /// Whether this process has raised the mark since it was last fsynced.
     raised: AtomicBool,
@@ -49,12 +48,10 @@ pub(super) struct Located {
     unfinished: Option<u32>,
 }
 
-type Each<'a> = &'a mut dyn FnMut(JournalRecord, Pos) -> Result<()>;
-
 impl Journal {
     pub(super) fn new(disk: Arc<dyn Disk>, root: &Path, store: StoreId, limit: u64) -> Self {
         let dir = root.join("journal");
-        let (mark, damaged, copy) = (RwLock::default(), Mutex::default(), Mutex::default());
+        let (mark, damaged, copy) = (RwLock::default(), Damaged::default(), Mutex::default());
         Self {
             disk,
             dir,
@@ -81,12 +78,6 @@ impl Journal {
             Ok(file) => Ok(Some(file)),
             Err(e) if e.kind() == Kind::NotFound => Ok(None),
             Err(e) => Err(e),
-        }
-    }
-
-    fn note_damaged(&self, segment: u32, why: &Error) {
-        if self.damaged.lock().insert(segment) {
-            log::warn!("journal segment {segment:08x} is damaged, using its copy: {why}");
         }
     }
 
@@ -140,7 +131,8 @@ impl Journal {
 
     fn segment(&self, number: u32) -> Result<Segment<'_>> {
         Ok(Segment {
-            journal: self,
+            damaged: &self.damaged,
+            store: self.store,
             number,
             primary: self.open(&self.path(number), false)?,
             copy: self.open(&self.copy_path(number), false)?,
@@ -155,7 +147,7 @@ impl Journal {
         }
         while pos.segment < to.segment {
             let next = self.segment(pos.segment + 1)?.header()?;
-            let next = next.ok_or_else(|| self.lost(pos.segment + 1))?;
+            let next = next.ok_or_else(|| segment::lost(pos.segment + 1))?;
             let end = Pos {
                 segment: pos.segment,
                 offset: next.previous_len,
@@ -165,10 +157,6 @@ impl Journal {
             pos = first_of(&next);
         }
         self.segment(pos.segment)?.read(pos, to, f)
-    }
-
-    fn lost(&self, segment: u32) -> Error {
-        Error::damage(format!("journal segment {segment:08x} and its copy are missing"))
     }
 
     /// Whether the journal ends where the mark says: no record, torn or whole, and no segment after it.
@@ -210,7 +198,7 @@ impl Journal {
         let start = pos;
         let mut segment = self.segment(pos.segment)?;
         if segment.header()?.is_none() {
-            return Err(self.lost(pos.segment));
+            return Err(segment::lost(pos.segment));
         }
         let size = segment.size()?;
         let mut reading = segment.reading(size);
@@ -254,7 +242,7 @@ impl Journal {
             self.disk.remove(&self.path(segment))?;
         }
         match self.open(&self.path(end.segment), true)? {
-            Some(file) if file.len()? >= end.offset && !self.damaged.lock().contains(&end.segment) => {
+            Some(file) if file.len()? >= end.offset && !self.damaged.contains(end.segment) => {
                 if file.len()? > end.offset {
                     log::info!(
                         "journal segment {:08x}: cutting off an unfinished record",
@@ -279,7 +267,7 @@ impl Journal {
                 }
             }
             _ => {
-                self.note_damaged(
+                self.damaged.note(
                     end.segment,
                     &Error::damage("it ends before records that were published"),
                 );
@@ -299,7 +287,7 @@ impl Journal {
     /// The place to append at: `end`, or the beginning of a new segment if that one is damaged or long enough.
     pub(super) fn ready(&self, end: Pos) -> Result<Pos> {
         let full = end.offset >= self.limit && end.offset > SEGMENT_HEADER as u64;
-        if full || self.damaged.lock().contains(&end.segment) {
+        if full || self.damaged.contains(end.segment) {
             self.roll(end)
         } else {
             Ok(end)
@@ -362,7 +350,7 @@ impl Journal {
     }
 
     fn mirror_from(&self, from: u64, end: Pos) {
-        if self.damaged.lock().contains(&end.segment) {
+        if self.damaged.contains(end.segment) {
             return;
         }
         let mut copy = self.copy.lock();
@@ -462,14 +450,6 @@ fn first_of(header: &SegmentHeader) -> Pos {
     }
 }
 
-fn after(pos: Pos, record: &JournalRecord) -> Pos {
-    Pos {
-        offset: pos.offset + record.stored_len,
-        seq: record.seq,
-        ..pos
-    }
-}
-
 fn copy_bytes(from: &dyn DiskFile, to: &dyn DiskFile, mut at: u64, end: u64) -> Result<()> {
     while at < end {
         let bytes = read_exact_at(from, at, (end - at).min(BLOCK) as usize)?;
@@ -477,131 +457,4 @@ fn copy_bytes(from: &dyn DiskFile, to: &dyn DiskFile, mut at: u64, end: u64) -> 
         at += bytes.len() as u64;
     }
     Ok(())
-}
-
-/// One segment: its file and its copy, either of which may be missing.
-struct Segment<'a> {
-    journal: &'a Journal,
-    number: u32,
-    primary: Option<Arc<dyn DiskFile>>,
-    copy: Option<Arc<dyn DiskFile>>,
-}
-
-impl<'a> Segment<'a> {
-    /// The segment's header; none if there is neither file nor copy.
-    fn header(&mut self) -> Result<Option<SegmentHeader>> {
-        let read = |file: &Arc<dyn DiskFile>| {
-            let header = SegmentHeader::decode(&read_exact_at(&**file, 0, SEGMENT_HEADER)?)?;
-            if header.store != self.journal.store || header.segment != self.number {
-                return Err(Error::damage("journal segment belongs to another store or place"));
-            }
-            Ok(header)
-        };
-        let found = match (self.primary.as_ref().map(read), self.copy.as_ref()) {
-            (None, None) => return Ok(None),
-            (Some(Ok(header)), _) => return Ok(Some(header)),
-            (Some(Err(e)), _) if e.kind() == Kind::Unsupported => Err(e),
-            (Some(Err(e)), None) => Err(e),
-            (Some(Err(e)), Some(copy)) => read(copy).inspect(|_| self.journal.note_damaged(self.number, &e)),
-            (None, Some(copy)) => read(copy).inspect(|_| {
-                self.journal
-                    .note_damaged(self.number, &Error::damage("it is missing"))
-            }),
-        };
-        found
-            .map(Some)
-            .map_err(|e| e.context(format!("journal segment {:08x}", self.number)))
-    }
-
-    /// The length of the longer of file and copy.
-    fn size(&self) -> Result<u64> {
-        let len = |f: &Option<Arc<dyn DiskFile>>| f.as_ref().map_or(Ok(0), |f| f.len());
-        Ok(len(&self.primary)?.max(len(&self.copy)?))
-    }
-
-    fn reading(&self, end: u64) -> Reading<'a> {
-        let window = |f: &Option<Arc<dyn DiskFile>>| f.clone().map(|f| Window::new(f, end));
-        Reading {
-            journal: self.journal,
-            number: self.number,
-            primary: window(&self.primary),
-            copy: window(&self.copy),
-        }
-    }
-
-    /// Hands `f` the records between two places, which must both be ends of records.
-    fn read(&self, mut pos: Pos, to: Pos, f: Each<'_>) -> Result<()> {
-        if self.primary.is_none() && self.copy.is_none() {
-            return Err(self.journal.lost(self.number));
-        }
-        let mut reading = self.reading(to.offset);
-        while pos.offset < to.offset {
-            let record = reading.record(pos)?;
-            pos = after(pos, &record);
-            f(record, pos)?;
-        }
-        if pos.offset != to.offset || pos.seq != to.seq {
-            return Err(Error::damage(format!(
-                "journal segment {:08x} has record {} at {} where record {} should end at {}",
-                self.number, pos.seq, pos.offset, to.seq, to.offset
-            )));
-        }
-        Ok(())
-    }
-
-    /// Whether a whole record of a later batch proves that what should be at `pos` was durable.
-    fn durable_after(&self, pos: Pos) -> Result<bool> {
-        for file in [&self.primary, &self.copy].into_iter().flatten() {
-            let rest = file
-                .len()?
-                .saturating_sub(pos.offset)
-                .min(2 * parse::MAX_JOURNAL as u64);
-            if rest > 0
-                && parse::later_batch(&read_exact_at(&**file, pos.offset, rest as usize)?, pos.seq + 1)
-            {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-}
-
-/// Reads a segment's records one after the other, each from the file or else from the copy.
-struct Reading<'a> {
-    journal: &'a Journal,
-    number: u32,
-    primary: Option<Window>,
-    copy: Option<Window>,
-}
-
-impl Reading<'_> {
-    fn record(&mut self, pos: Pos) -> Result<JournalRecord> {
-        let missing = || Error::damage("it is missing");
-        let first = self
-            .primary
-            .as_mut()
-            .map_or_else(|| Err(missing()), |w| fetch(w, pos));
-        let Err(why) = first else { return first };
-        match self.copy.as_mut().map(|w| fetch(w, pos)) {
-            Some(Ok(record)) => {
-                self.journal.note_damaged(self.number, &why);
-                Ok(record)
-            }
-            _ => Err(why.context(format!(
-                "journal segment {:08x} at {}, record {}",
-                self.number,
-                pos.offset,
-                pos.seq + 1
-            ))),
-        }
-    }
-}
-
-fn fetch(window: &mut Window, pos: Pos) -> Result<JournalRecord> {
-    let len = parse::journal_len(window.get(pos.offset, JOURNAL_HEADER as u64)?)?;
-    let record = parse::journal_record(window.get(pos.offset, len)?)?;
-    if record.seq != pos.seq + 1 {
-        return Err(Error::damage(format!("record {} is there instead", record.seq)));
-    }
-    Ok(record)
 }

@@ -17,6 +17,7 @@ mod journal;
 pub mod parse;
 mod publish;
 mod run;
+mod segment;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -361,7 +361,9 @@ fn a_read_only_store_opens_for_reading() {
         let disk = disk.copy();
         if stale {
             let id = open(&disk).0.store_id();
-            disk.edit(Path::new("/s/journal/durable"), |b| *b = Pos::START.encode_mark(&id));
+            disk.edit(Path::new("/s/journal/durable"), |b| {
+                *b = Pos::START.encode_mark(&id)
+            });
         }
         disk.set_read_only(true);
         let (packs, ledger) = open(&disk);

@@ -108,6 +108,11 @@ impl StoredFile {
         self.layout.len
     }
 
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.layout.len == 0
+    }
+
     /// How it is cut, and its tensors.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout

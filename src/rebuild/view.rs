@@ -22,6 +22,11 @@ impl VirtualFile {
         self.plan.len
     }
 
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.plan.len == 0
+    }
+
     /// Up to `len` bytes at `offset`, fewer only at the end of the file. What lies in one chunk is not copied.
     pub fn read(&self, offset: u64, len: usize) -> Result<Slice> {
         let end = offset.saturating_add(len as u64).min(self.plan.len);

@@ -10,9 +10,12 @@ use std::sync::{Arc, OnceLock};
 /// A file of a version, or a view of one: random access, rebuilt chunk by chunk through the shared cache.
 pub struct FileView {
     body: Body,
-    torch_paths: OnceLock<Arc<Vec<(Vec<String>, usize)>>>,
-    npy_paths: OnceLock<Arc<Vec<(Vec<String>, usize)>>>,
+    torch_paths: OnceLock<Arc<TensorPaths>>,
+    npy_paths: OnceLock<Arc<TensorPaths>>,
 }
+
+/// Path components of tensors' files, each with the tensor's place.
+pub type TensorPaths = Vec<(Vec<String>, usize)>;
 
 enum Body {
     Stored(Arc<StoredFile>),
@@ -170,7 +173,7 @@ impl FileView {
     }
 
     /// The path of each tensor's file below the file's directory, and its place in [`FileView::tensors`]; sorted.
-    pub fn tensor_paths(&self, view: View) -> Arc<Vec<(Vec<String>, usize)>> {
+    pub fn tensor_paths(&self, view: View) -> Arc<TensorPaths> {
         let (slot, suffix) = match view {
             View::Torch => (&self.torch_paths, ".pt"),
             View::Npy => (&self.npy_paths, ".npy"),

@@ -23,7 +23,12 @@ fn record(dir: &Path) -> Recorded {
     let store = Store::open_on(Arc::new(disk.clone()), Path::new(DIR), &options()).unwrap();
     let made = disk.log_len();
     let mut model = Model::new(&[3000, 100]);
-    let mut r = Recorded { disk, files: vec![], acknowledged: vec![], made };
+    let mut r = Recorded {
+        disk,
+        files: vec![],
+        acknowledged: vec![],
+        made,
+    };
     for step in 0..3 {
         let bytes = model.safetensors(step);
         let path = dir.join(format!("step-{step}.safetensors"));
@@ -41,12 +46,21 @@ fn survivors(disk: FaultyDisk, r: &Recorded, acknowledged: usize, what: &str) ->
     let store = Store::open_on(Arc::new(disk), Path::new(DIR), &options());
     let store = store.unwrap_or_else(|e| panic!("{what}: {e}"));
     let versions = store.versions("main").unwrap();
-    assert!(versions.len() >= acknowledged, "{what}: {} of {acknowledged} are there", versions.len());
+    assert!(
+        versions.len() >= acknowledged,
+        "{what}: {} of {acknowledged} are there",
+        versions.len()
+    );
     // The one that was about to be acknowledged may be there, whole; nothing beyond.
-    assert!(versions.len() <= (acknowledged + 1).min(3), "{what}: {} versions", versions.len());
+    assert!(
+        versions.len() <= (acknowledged + 1).min(3),
+        "{what}: {} versions",
+        versions.len()
+    );
     for (i, v) in versions.iter().enumerate() {
         assert_eq!(v.number, i as u64 + 1, "{what}");
-        let bytes = read(&store, &v.name(), &format!("step-{i}.safetensors")).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let bytes = read(&store, &v.name(), &format!("step-{i}.safetensors"))
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
         assert!(bytes == r.files[i], "{what}: version {i} differs");
     }
     versions.len()
@@ -61,7 +75,10 @@ fn every_crash_leaves_whole_versions_and_nothing_else() {
         let acknowledged = r.acknowledged.iter().filter(|n| **n <= prefix).count();
         // A write may be torn at every sector; other operations happen or do not.
         let torn: Vec<Option<usize>> = match r.disk.logged(prefix - 1) {
-            Some((Op::Write, len)) => [None].into_iter().chain((0..len).step_by(512).map(Some)).collect(),
+            Some((Op::Write, len)) => [None]
+                .into_iter()
+                .chain((0..len).step_by(512).map(Some))
+                .collect(),
             _ => vec![None],
         };
         for torn in torn {
@@ -94,7 +111,9 @@ fn a_crashed_store_takes_new_commits() {
         let before = store.versions("main").unwrap().len();
         let path = dir.path().join("next.bin");
         fs::write(&path, Noise(9).bytes(5000)).unwrap();
-        let done = store.commit(&request(&path)).unwrap_or_else(|e| panic!("{prefix}: {e}"));
+        let done = store
+            .commit(&request(&path))
+            .unwrap_or_else(|e| panic!("{prefix}: {e}"));
         assert_eq!(done.number, before as u64 + 1);
         let again = Store::open_on(Arc::new(disk), Path::new(DIR), &options()).unwrap();
         assert_eq!(again.versions("main").unwrap().len(), before + 1);
@@ -126,7 +145,12 @@ fn a_full_disk_fails_the_commit_and_nothing_else() {
     store.commit(&request(&large)).unwrap();
     let again = Store::open_on(Arc::new(disk), Path::new(DIR), &options()).unwrap();
     assert_eq!(again.versions("main").unwrap().len(), before + 1);
-    assert!(again.verify(&again.versions("main").unwrap(), &mut |_| {}).damage.is_empty());
+    assert!(
+        again
+            .verify(&again.versions("main").unwrap(), &mut |_| {})
+            .damage
+            .is_empty()
+    );
 }
 
 #[test]
@@ -144,7 +168,11 @@ fn a_failed_fsync_fails_the_commit_and_is_never_retried() {
             disk.clear_faults();
             // Another process is not held up, and sees the version only if it was acknowledged.
             let other = Store::open_on(Arc::new(disk.clone()), Path::new(DIR), &options()).unwrap();
-            assert_eq!(other.versions("main").unwrap().len(), usize::from(first.is_ok()), "{op:?} {nth}");
+            assert_eq!(
+                other.versions("main").unwrap().len(),
+                usize::from(first.is_ok()),
+                "{op:?} {nth}"
+            );
             other.commit(&request(&path)).unwrap();
             let again = Store::open_on(Arc::new(disk), Path::new(DIR), &options()).unwrap();
             let versions = again.versions("main").unwrap();
