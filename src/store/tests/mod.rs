@@ -2,6 +2,7 @@
 
 mod crash;
 mod damage;
+mod golden;
 mod history;
 mod inputs;
 mod roundtrip;
