@@ -78,7 +78,7 @@ pub fn mount(
         log::warn!("another mount owns this store's staging/: it is read-only here");
     }
     let control = if staging.is_owner() {
-        Some(Control::serve(&staging, &store)?)
+        Some(Control::serve(&staging)?)
     } else {
         None
     };
