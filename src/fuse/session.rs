@@ -164,7 +164,8 @@ fn config(options: &MountOptions) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName("zspace".into()),
-        MountOption::Subtype("zspace".into()),
+        // fuser's own Subtype does not reach the kernel when root mounts.
+        MountOption::CUSTOM("subtype=zspace".into()),
         MountOption::DefaultPermissions,
         MountOption::NoAtime,
         MountOption::NoDev,
@@ -195,6 +196,10 @@ fn prepare(store: &Store, mnt: &Path) -> Result<PathBuf> {
     if mnt.starts_with(&dir) || dir.starts_with(&mnt) {
         let (mnt, dir) = (mnt.display(), dir.display());
         let why = format!("the mount point {mnt} and the store {dir} may not lie within each other");
+        return Err(Error::new(Kind::Usage, why));
+    }
+    if xattr(&dir, "user.zspace.store").is_some() {
+        let why = format!("the store {} lies inside the mount of a store", dir.display());
         return Err(Error::new(Kind::Usage, why));
     }
     if xattr(&mnt, "user.zspace.path").is_some_and(|p| p.is_empty()) {
