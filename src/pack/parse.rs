@@ -1,4 +1,4 @@
-//! The bytes of packs, journal and index, and nothing but the bytes: pure functions over slices (docs/format-pack.md).
+//! The bytes of packs, journal and index, and nothing but the bytes: pure functions over slices (docs/FORMAT.md).
 //!
 //! Everything here takes untrusted input: it never panics and allocates no more than the input's own size justifies.
 
