@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount as sys_unmount};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -315,17 +316,25 @@ fn end_on_signals(
 
 /// Opens the staging area. An owner that serves no mount any more is about to end: it is waited for.
 fn open_staging(store: &Store, settle: Settle, read_only: bool) -> Result<Arc<Staging>> {
+    let staging = Staging::open(store.clone(), settle, read_only)?;
+    let Ok(lock) = File::open(staging.dir().join("lock")) else {
+        return Ok(staging);
+    };
     let start = Instant::now();
-    loop {
-        let staging = Staging::open(store.clone(), settle, read_only)?;
-        if read_only || staging.is_owner() || start.elapsed() > END {
-            return Ok(staging);
-        }
-        match control::ask(store.dir(), &serde_json::json!({"do": "status"})) {
-            Err(e) if e.kind() == Kind::NotFound => std::thread::sleep(Duration::from_millis(50)),
-            _ => return Ok(staging),
-        }
+    let ending = || {
+        let status = control::ask(store.dir(), &serde_json::json!({"do": "status"}));
+        matches!(status, Err(e) if e.kind() == Kind::NotFound) && start.elapsed() < END
+    };
+    if read_only || staging.is_owner() || !ending() {
+        return Ok(staging);
     }
+    log::info!("waiting for an earlier mount of the store to end");
+    drop(staging);
+    while lock.try_lock_shared().is_err() && ending() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(lock);
+    Staging::open(store.clone(), settle, read_only)
 }
 
 /// Commits what settles soon, and says what does not.
