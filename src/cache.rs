@@ -48,11 +48,6 @@ impl<K: Hash + Eq, V> ByteLru<K, V> {
         }
     }
 
-    /// Bytes it may hold.
-    pub fn capacity(&self) -> u64 {
-        self.capacity
-    }
-
     /// Bytes held.
     pub fn used(&self) -> u64 {
         self.used

@@ -317,11 +317,6 @@ impl Store {
         self.0.parts.rebuilder.counters()
     }
 
-    /// Bytes that the cache of rebuilt chunks may hold.
-    pub fn cache_limit(&self) -> u64 {
-        self.0.parts.rebuilder.cache_limit()
-    }
-
     /// Bytes of rebuilt chunks in the cache.
     pub fn cached_bytes(&self) -> u64 {
         self.0.parts.rebuilder.cached_bytes()

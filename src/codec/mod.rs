@@ -1,6 +1,6 @@
 //! How one chunk is encoded, alone or against a base chunk: pure functions over bytes.
 //!
-//! A codec is one file and one row of [`ROWS`]; docs/format-codec.md specifies every payload byte for byte. Encoders are free to
+//! A codec is one file and one row of [`ROWS`]; docs/FORMAT.md specifies every payload byte for byte. Encoders are free to
 //! change (any encoder whose output the decoder accepts is right); decoders and numbers are for ever.
 
 mod choose;

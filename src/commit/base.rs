@@ -7,6 +7,7 @@ use crate::graph::{EntryKind, Manifest, NodeKind, Numbered, Shape, Tree};
 use crate::id::{FileHash, NodeId};
 use crate::pack::Packs;
 use crate::rebuild::Rebuilder;
+use crate::tensor::Number;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -122,7 +123,14 @@ impl Bases {
                     return found;
                 }
             }
-            if found.chunks.iter().any(Option::is_some) {
+            // Structure alone is alike in many files.
+            let tensors = layout.chunks.iter().map(|c| c.number != Number::Bytes);
+            if found
+                .chunks
+                .iter()
+                .zip(tensors)
+                .any(|(base, tensor)| base.is_some() && tensor)
+            {
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! The path of a tensor's own file in a view (docs/format-layout.md, "File names").
+//! The path of a tensor's own file in a view (docs/FORMAT.md, "File names").
 
 use crate::id::hex;
 use sha2::{Digest, Sha256};

@@ -70,7 +70,7 @@ pub struct Region {
     pub len: u64,
     /// What it holds.
     pub dtype: Dtype,
-    /// Its name, percent-encoded (docs/format-layout.md, "Names").
+    /// Its name, percent-encoded (docs/FORMAT.md, "Names").
     pub name: String,
 }
 
@@ -191,7 +191,7 @@ impl Layout {
 
     /// For each chunk, the key of its place: equal for the chunks that hold the same part of the same tensor in
     /// different files or versions, whatever their paths and file offsets. The first 16 bytes of a SHA-256 over the parts
-    /// the chunk is made of (docs/format-layout.md, "Places").
+    /// the chunk is made of (docs/FORMAT.md, "Places").
     pub fn chunk_keys(&self) -> Vec<[u8; 16]> {
         let mut hashers = vec![Sha256::new_with_prefix(b"zspace.place.1\0"); self.chunks.len()];
         let mut structural = vec![false; self.chunks.len()];

@@ -1,7 +1,7 @@
 //! How a file is split into chunks and which tensors it holds, and how tensors are laid out as files of their own.
 //!
 //! Pure logic over a random-access [`Source`]: nothing here touches a disk, executes input or inflates a zip member.
-//! docs/format-layout.md specifies the planning rules, the names, the bytes of an encoded [`Layout`] and the bytes of the views.
+//! docs/FORMAT.md specifies the planning rules, the names, the bytes of an encoded [`Layout`] and the bytes of the views.
 
 mod complete;
 mod crc;

@@ -1,4 +1,4 @@
-//! Tensor names: percent-encoded components joined by `/` (docs/format-layout.md, "Names").
+//! Tensor names: percent-encoded components joined by `/` (docs/FORMAT.md, "Names").
 
 use std::collections::HashMap;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! Chunk planning: which bytes of a file go into which chunk (docs/format-layout.md, "Planning").
+//! Chunk planning: which bytes of a file go into which chunk (docs/FORMAT.md, "Planning").
 
 use super::layout::{ChunkPlan, Extent, Format, Layout, Region, Tensor};
 use crate::tensor::Number;

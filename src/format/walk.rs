@@ -1,4 +1,4 @@
-//! Finds the tensors of a pickle and names each by the way that leads to it (docs/format-layout.md, "Names").
+//! Finds the tensors of a pickle and names each by the way that leads to it (docs/FORMAT.md, "Names").
 
 use super::names::{Taken, encode};
 use super::pickle::{Id, Pickle, Value};

@@ -1,4 +1,4 @@
-//! The bytes of an encoded layout (docs/format-layout.md, "Encoded layout").
+//! The bytes of an encoded layout (docs/FORMAT.md, "Encoded layout").
 
 use super::layout::{ChunkPlan, Extent, Format, Layout, MAX_DIMS, Region, Tensor, plain_strides};
 use crate::bytes::{Reader, Writer};

@@ -5,7 +5,7 @@
 
 use super::staging::{Staging, path_text, text_path};
 use crate::error::{Error, IoContext, Kind, Result};
-use crate::store::{Committed, Store};
+use crate::store::Committed;
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ pub struct Control {
 
 impl Control {
     /// Listens for a staging area that this process owns, and answers in threads of its own.
-    pub fn serve(staging: &Arc<Staging>, store: &Store) -> Result<Control> {
+    pub fn serve(staging: &Arc<Staging>) -> Result<Control> {
         if !staging.is_owner() {
             return Err(Error::new(
                 Kind::Busy,
@@ -58,10 +58,10 @@ impl Control {
         std::fs::set_permissions(&path, Permissions::from_mode(0o600))
             .doing(|| format!("set the mode of {}", path.display()))?;
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, staging, store) = (stop.clone(), staging.clone(), store.clone());
+        let (stopped, staging) = (stop.clone(), staging.clone());
         let thread = std::thread::Builder::new()
             .name("zspace-control".into())
-            .spawn(move || listen(&listener, &stopped, &staging, &store))
+            .spawn(move || listen(&listener, &stopped, &staging))
             .doing(|| "start the control thread".into())?;
         Ok(Control {
             path,
@@ -83,7 +83,7 @@ impl Drop for Control {
     }
 }
 
-fn listen(listener: &UnixListener, stop: &AtomicBool, staging: &Arc<Staging>, store: &Store) {
+fn listen(listener: &UnixListener, stop: &AtomicBool, staging: &Arc<Staging>) {
     let clients = Arc::new(AtomicUsize::new(0));
     while !stop.load(Ordering::Acquire) {
         let stream = match listener.accept() {
@@ -105,9 +105,9 @@ fn listen(listener: &UnixListener, stop: &AtomicBool, staging: &Arc<Staging>, st
             continue;
         }
         clients.fetch_add(1, Ordering::AcqRel);
-        let (staging, store, done) = (staging.clone(), store.clone(), clients.clone());
+        let (staging, done) = (staging.clone(), clients.clone());
         let work = move || {
-            answer(&stream, &staging, &store);
+            answer(&stream, &staging);
             done.fetch_sub(1, Ordering::AcqRel);
         };
         if std::thread::Builder::new()
@@ -120,14 +120,14 @@ fn listen(listener: &UnixListener, stop: &AtomicBool, staging: &Arc<Staging>, st
     }
 }
 
-fn answer(stream: &UnixStream, staging: &Staging, store: &Store) {
+fn answer(stream: &UnixStream, staging: &Staging) {
     let _ = stream.set_read_timeout(Some(PATIENCE));
     let mut line = String::new();
     let reply = match BufReader::new(stream.take(LONGEST)).read_line(&mut line) {
         Err(_) => return,
         Ok(_) => serde_json::from_str(&line)
             .map_err(|e| Error::new(Kind::Usage, format!("not a request: {e}")))
-            .and_then(|request| respond(&request, staging, store)),
+            .and_then(|request| respond(&request, staging)),
     };
     say(stream, &reply.unwrap_or_else(|e| failure(&e)));
 }
@@ -138,15 +138,13 @@ fn say(mut stream: &UnixStream, answer: &Value) {
     let _ = stream.write_all(format!("{answer}\n").as_bytes());
 }
 
-fn respond(request: &Value, staging: &Staging, store: &Store) -> Result<Value> {
+fn respond(request: &Value, staging: &Staging) -> Result<Value> {
     let word = |key: &str| request.get(key).and_then(Value::as_str);
     match word("do") {
         Some("status") => {
-            let resident = resident_bytes().unwrap_or(0);
-            Ok(json!({
-                "ok": true, "entries": staging.status()?.entries, "cached_bytes": store.cached_bytes(),
-                "cache_limit": store.cache_limit(), "resident_bytes": resident,
-            }))
+            let mut status = json!(staging.status()?);
+            status["ok"] = json!(true);
+            Ok(status)
         }
         Some("commit") => {
             let path = word("path").and_then(text_path);
@@ -163,17 +161,6 @@ fn respond(request: &Value, staging: &Staging, store: &Store) -> Result<Value> {
             "a request says \"do\": \"status\", \"commit\" or \"drain\"",
         )),
     }
-}
-
-/// Memory that this process has in use.
-fn resident_bytes() -> Option<u64> {
-    let pages: u64 = std::fs::read_to_string("/proc/self/statm")
-        .ok()?
-        .split(' ')
-        .nth(1)?
-        .parse()
-        .ok()?;
-    Some(pages * rustix::param::page_size() as u64)
 }
 
 const KINDS: [Kind; 13] = [
@@ -252,7 +239,11 @@ pub struct Staged {
     pub path: String,
 }
 
-/// An attribute that the mount itself gives a path.
+/// The directory of the store that is mounted where `path` is, as the mount's own attribute tells.
+pub fn store_of(path: &Path) -> Option<PathBuf> {
+    attribute(path, "user.zspace.store").map(|b| PathBuf::from(std::ffi::OsString::from_vec(b)))
+}
+
 fn attribute(path: &Path, name: &str) -> Option<Vec<u8>> {
     let mut value = vec![0; 64 << 10];
     let n = rustix::fs::getxattr(path, name, &mut value[..]).ok()?;
@@ -260,35 +251,28 @@ fn attribute(path: &Path, name: &str) -> Option<Vec<u8>> {
     Some(value)
 }
 
-/// The directory of the store that is mounted where `path` lies.
-pub fn store_of(path: &Path) -> Option<PathBuf> {
-    attribute(path, "user.zspace.store").map(|dir| PathBuf::from(std::ffi::OsString::from_vec(dir)))
-}
-
-/// Whether `path` lies in an entry of a mount's staging directory, as the mount's own attributes tell.
+/// What `path` is in a mount's staging directory; none if it lies elsewhere.
 pub fn staged(path: &Path) -> Result<Option<Staged>> {
     let (Some(store), Some(inside)) = (store_of(path), attribute(path, "user.zspace.path")) else {
         return Ok(None);
     };
-    let parts: Vec<Vec<u8>> = inside
+    let mut parts = inside
         .split(|b| *b == b'/')
         .filter(|p| !p.is_empty())
-        .map(<[u8]>::to_vec)
-        .collect();
-    let Some((door, rest)) = parts.split_first().filter(|(door, _)| *door == b"staging") else {
+        .map(<[u8]>::to_vec);
+    if parts.next().as_deref() != Some(b"staging") {
         return Ok(None);
+    }
+    let rest: Vec<Vec<u8>> = parts.collect();
+    let [branch, _, ..] = rest.as_slice() else {
+        let why = format!("{} is no entry: commit what lies in a branch", path.display());
+        return Err(Error::new(Kind::Usage, why));
     };
-    let _ = door;
-    let [branch, _, ..] = rest else {
-        return Err(Error::new(
-            Kind::Usage,
-            format!("{} is no entry: commit what lies in a branch", path.display()),
-        ));
-    };
+    let branch = String::from_utf8_lossy(branch).into_owned();
     Ok(Some(Staged {
         store,
-        branch: String::from_utf8_lossy(branch).into_owned(),
-        path: path_text(rest),
+        branch,
+        path: path_text(&rest),
     }))
 }
 
@@ -327,7 +311,7 @@ fn with_short_path<T>(path: &Path, work: impl Fn(&Path) -> std::io::Result<T>) -
 mod tests {
     use super::*;
     use crate::fuse::staging::Settle;
-    use crate::store::Options;
+    use crate::store::{Options, Store};
 
     fn serve(dir: &Path) -> (Arc<Staging>, Control) {
         let store = Store::open_or_init(
@@ -342,8 +326,8 @@ mod tests {
             files: Duration::from_millis(50),
             dirs: Duration::from_millis(50),
         };
-        let staging = Staging::open(store.clone(), settle, false).unwrap();
-        let control = Control::serve(&staging, &store).unwrap();
+        let staging = Staging::open(store, settle, false).unwrap();
+        let control = Control::serve(&staging).unwrap();
         (staging, control)
     }
 

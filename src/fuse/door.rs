@@ -460,7 +460,7 @@ impl Filesystem for DoorFs {
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        self.name(move |files| match files.staging.statfs() {
+        self.name(move |files| match files.room() {
             Ok(s) => {
                 let (size, name) = (s.f_bsize as u32, 255);
                 reply.statfs(

@@ -7,7 +7,7 @@ use super::inodes::{Identity, Inodes};
 use super::namespace::{Listed, Namespace};
 use super::place::Place;
 use super::staging::{Located, Staging};
-use crate::error::{Kind, Result};
+use crate::error::{IoContext, Kind, Result};
 use crate::store::{Store, Timestamp};
 use parking_lot::RwLock;
 use std::os::unix::fs::MetadataExt;
@@ -16,8 +16,9 @@ use std::time::Duration;
 
 /// How long the kernel keeps what never changes.
 pub(super) const FOREVER: Duration = Duration::from_secs(30 * 86_400);
-/// How long the kernel keeps attributes of staged files. It changes them itself with every write it sends.
-const STAGED: Duration = Duration::from_secs(1);
+/// How long the kernel keeps what it is told of staged files, and the attributes of branches. What is changed through this mount
+/// it knows at once; only what other processes change can be seen so much later.
+const BRIEF: Duration = Duration::from_secs(1);
 /// The longest name of a file.
 const NAME_MAX: usize = 255;
 /// How often an entry may be committed or changed between being located and being served.
@@ -119,9 +120,7 @@ impl Files {
             .map(|(c, link)| Identity::Version(c.numbered.id.0, link));
         let (entry_ttl, attr_ttl) = match &place {
             Place::Link(..) => (Duration::ZERO, Duration::ZERO),
-            Place::Staged(_) => (FOREVER, STAGED),
-            fixed if fixed.is_fixed() => (FOREVER, FOREVER),
-            _ => (FOREVER, Duration::ZERO),
+            other => (FOREVER, attr_ttl(other)),
         };
         let ino = self.inodes.look_up(parent, name, place, identity);
         Found {
@@ -152,8 +151,12 @@ impl Files {
         Ok(Found {
             ino,
             attr,
-            entry_ttl: Duration::ZERO,
-            attr_ttl: STAGED,
+            entry_ttl: if self.staging.is_owner() {
+                BRIEF
+            } else {
+                Duration::ZERO
+            },
+            attr_ttl: BRIEF,
         })
     }
 
@@ -197,11 +200,11 @@ impl Files {
     /// The attributes of an inode and how long they hold.
     pub(super) fn attr(&self, ino: u64, fh: Option<u64>) -> Result<(Attr, Duration)> {
         let place = self.place(ino)?;
-        match place {
-            Place::Staged(_) => Ok((self.staged_inode_attr(ino, fh)?, STAGED)),
-            ref fixed if fixed.is_fixed() => Ok((self.space.attr(fixed)?, FOREVER)),
-            other => Ok((self.space.attr(&other)?, Duration::ZERO)),
-        }
+        let attr = match &place {
+            Place::Staged(_) => self.staged_inode_attr(ino, fh)?,
+            other => self.space.attr(other)?,
+        };
+        Ok((attr, attr_ttl(&place)))
     }
 
     /// The attributes of a staged inode, which may have lost its name but still be open.
@@ -225,6 +228,11 @@ impl Files {
             }
         }
         Err(missing)
+    }
+
+    /// Space and inodes of the file system that the store is on.
+    pub(super) fn room(&self) -> Result<rustix::fs::StatVfs> {
+        rustix::fs::statvfs(self.space.store.dir()).doing(|| "statfs of the store".to_owned())
     }
 
     /// Where a link points.
@@ -351,5 +359,20 @@ impl Files {
                 Some((name, self.found_staged(parent, &path).ok()?))
             }
         }
+    }
+}
+
+/// How long the kernel may keep the attributes of a place.
+fn attr_ttl(place: &Place) -> Duration {
+    match place {
+        Place::Branch(..) | Place::Staged(_) => BRIEF,
+        Place::Link(..) => Duration::ZERO,
+        Place::Root
+        | Place::Door(_)
+        | Place::Version(..)
+        | Place::Entry(..)
+        | Place::Group(..)
+        | Place::Tensor(..)
+        | Place::Whole(_) => FOREVER,
     }
 }

@@ -28,3 +28,6 @@ mod xattr;
 pub use attr::{Attr, FileKind};
 pub use session::{MountOptions, mount, unmount};
 pub use staging::{EntryStatus, Handle, Located, SetAttr, SetTime, Settle, Staging, State, Status};
+
+#[cfg(test)]
+mod tests;

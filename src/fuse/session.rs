@@ -73,12 +73,12 @@ pub fn mount(
         files: options.settle,
         dirs: options.settle_dir,
     };
-    let staging = Staging::open(store.clone(), settle, options.read_only)?;
+    let staging = open_staging(&store, settle, options.read_only)?;
     if !staging.is_owner() && !options.read_only {
         log::warn!("another mount owns this store's staging/: it is read-only here");
     }
     let control = if staging.is_owner() {
-        Some(Control::serve(&staging, &store)?)
+        Some(Control::serve(&staging)?)
     } else {
         None
     };
@@ -112,7 +112,10 @@ pub fn mount(
     log::info!("{} is mounted on {}", store.dir().display(), mnt.display());
     let served = session.run().doing(|| format!("serve {}", mnt.display()));
     signals.close();
+    // Without it a new mount knows that this one is ending, and waits.
     drop(control);
+    // Unmounted by other means than ours, what was written in time is committed all the same.
+    drain(&staging, options);
     staging.stop();
     served.and(store.close())
 }
@@ -284,15 +287,15 @@ fn end_on_signals(
     let what = || "watch for signals".to_owned();
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).doing(what)?;
     let handle = signals.handle();
-    let limit = options.settle.max(options.settle_dir) + END;
+    let options = options.clone();
     let watch = move || {
         let mut seen = 0u32;
         for signal in signals.forever() {
             seen += 1;
             match seen {
                 1 => {
-                    let (mnt, staging) = (mnt.clone(), staging.clone());
-                    if let Err(e) = spawn("zspace-end", move || end(&mnt, &staging, limit)) {
+                    let (mnt, staging, options) = (mnt.clone(), staging.clone(), options.clone());
+                    if let Err(e) = spawn("zspace-end", move || end(&mnt, &staging, &options)) {
                         log::error!("{e}");
                     }
                 }
@@ -310,10 +313,24 @@ fn end_on_signals(
     Ok(handle)
 }
 
-/// Commits what has settled and unmounts, as soon as nobody uses the mount.
-fn end(mnt: &Path, staging: &Staging, limit: Duration) {
-    staging.freeze();
-    match staging.drain(limit) {
+/// Opens the staging area. An owner that serves no mount any more is about to end: it is waited for.
+fn open_staging(store: &Store, settle: Settle, read_only: bool) -> Result<Arc<Staging>> {
+    let start = Instant::now();
+    loop {
+        let staging = Staging::open(store.clone(), settle, read_only)?;
+        if read_only || staging.is_owner() || start.elapsed() > END {
+            return Ok(staging);
+        }
+        match control::ask(store.dir(), &serde_json::json!({"do": "status"})) {
+            Err(e) if e.kind() == Kind::NotFound => std::thread::sleep(Duration::from_millis(50)),
+            _ => return Ok(staging),
+        }
+    }
+}
+
+/// Commits what settles soon, and says what does not.
+fn drain(staging: &Staging, options: &MountOptions) {
+    match staging.drain(options.settle.max(options.settle_dir) + END) {
         Ok(left) => {
             for entry in left {
                 log::warn!(
@@ -326,6 +343,12 @@ fn end(mnt: &Path, staging: &Staging, limit: Duration) {
         }
         Err(e) => log::error!("what is in staging stays there: {e}"),
     }
+}
+
+/// Commits what has settled and unmounts, as soon as nobody uses the mount.
+fn end(mnt: &Path, staging: &Staging, options: &MountOptions) {
+    staging.freeze();
+    drain(staging, options);
     let mut said = String::new();
     loop {
         match take_away(mnt, false) {

@@ -271,7 +271,7 @@ fn push_front(pending: &mut VecDeque<Vec<u8>>, target: &[u8]) -> bool {
 }
 
 /// The name at `index` of a group and where the next name starts.
-fn group_at<'a>(paths: &'a [(Vec<String>, usize)], index: usize, group: Group) -> Option<(&'a str, usize)> {
+fn group_at(paths: &[(Vec<String>, usize)], index: usize, group: Group) -> Option<(&str, usize)> {
     let range = paths.get(index..group.high)?;
     let name = range.first()?.0.get(group.depth)?;
     let same = |(p, _): &(Vec<String>, usize)| p.get(group.depth) == Some(name);
@@ -295,7 +295,7 @@ fn tensor_place(
 
 /// Gives files the names of `safetensors/`: a name that ends in `.safetensors` stays, others get it behind; a name taken already
 /// gets `.2`, `.3` … before it, and one that would be too long is cut and told apart by a hash.
-fn rename_all(names: &mut Vec<Listed>, is_renamed: impl Fn(&Place) -> bool) {
+fn rename_all(names: &mut [Listed], is_renamed: impl Fn(&Place) -> bool) {
     let changes = |n: &[u8], p: &Place| !n.ends_with(SUFFIX) && is_renamed(p);
     let change: Vec<bool> = names.iter().map(|(n, p)| changes(n, p)).collect();
     let kept = names

@@ -187,6 +187,10 @@ fn a_record_torn_at_any_byte_is_cut_off() {
                 &["one"]
             };
             assert_eq!(ledger.bodies(), want, "cut at {len}");
+            assert!(
+                packs.journal.ends_at(packs.journal.read_mark().unwrap()).unwrap(),
+                "nothing torn is left"
+            );
             assert_eq!(commit(&packs, "next", 2).unwrap(), want.len() as u64 + 1);
             assert_eq!(open(&found).1.bodies().len(), want.len() + 1);
         }

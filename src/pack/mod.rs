@@ -2,7 +2,7 @@
 //!
 //! `pack` sees bytes and ids, never tensors, versions or branches. A [`PackWriter`] appends nodes to a pack of its own and
 //! [`PackWriter::finish`] makes them durable; [`Packs::publish`] appends one journal record under the store's lock, and the
-//! journal's fsync is the moment of commit. Every byte is specified in docs/format-pack.md.
+//! journal's fsync is the moment of commit. Every byte is specified in docs/FORMAT.md.
 //!
 //! Locks are taken in this order, and none that `get`, `meta` and `contains` need is held while waiting on the disk:
 //! STORE/lock, `reading`, the index's maintenance lock, then the leaves (queue, live index, applied position, open files).

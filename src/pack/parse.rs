@@ -1,4 +1,4 @@
-//! The bytes of packs, journal and index, and nothing but the bytes: pure functions over slices (docs/format-pack.md).
+//! The bytes of packs, journal and index, and nothing but the bytes: pure functions over slices (docs/FORMAT.md).
 //!
 //! Everything here takes untrusted input: it never panics and allocates no more than the input's own size justifies.
 
@@ -501,26 +501,37 @@ pub fn run_entry(id: &NodeId, place: &Place) -> [u8; RUN_ENTRY] {
     e
 }
 
+fn check_bucket(bytes: &[u8], sum: u32) -> Result<()> {
+    if !bytes.len().is_multiple_of(RUN_ENTRY) || crc(bytes) != sum {
+        return Err(Error::damage("a bucket of the index run has a wrong checksum"));
+    }
+    Ok(())
+}
+
+fn read_entry(bytes: &[u8]) -> Result<(NodeId, Place)> {
+    let mut r = Reader::new(bytes, "index run");
+    Ok((
+        NodeId(r.id()?),
+        Place {
+            pack: r.u32()?,
+            offset: r.u64()?,
+            len: r.u32()?,
+        },
+    ))
+}
+
 /// Reads the entries of one bucket, checking their checksum.
 pub fn run_entries(bytes: &[u8], sum: u32) -> Result<Vec<(NodeId, Place)>> {
-    let what = "index run";
-    if !bytes.len().is_multiple_of(RUN_ENTRY) || crc(bytes) != sum {
-        return Err(Error::damage(format!(
-            "{what} has a bucket with a wrong checksum"
-        )));
+    check_bucket(bytes, sum)?;
+    bytes.chunks_exact(RUN_ENTRY).map(read_entry).collect()
+}
+
+/// Finds an id among the entries of one bucket, checking their checksum.
+pub fn find_entry(bytes: &[u8], sum: u32, id: &NodeId) -> Result<Option<Place>> {
+    check_bucket(bytes, sum)?;
+    let (entries, _) = bytes.as_chunks::<RUN_ENTRY>();
+    match entries.binary_search_by(|e| e[..32].cmp(id.as_bytes())) {
+        Ok(i) => Ok(Some(read_entry(&entries[i])?.1)),
+        Err(_) => Ok(None),
     }
-    let mut r = Reader::new(bytes, what);
-    (0..bytes.len() / RUN_ENTRY)
-        .map(|_| {
-            let id = NodeId(r.id()?);
-            Ok((
-                id,
-                Place {
-                    pack: r.u32()?,
-                    offset: r.u64()?,
-                    len: r.u32()?,
-                },
-            ))
-        })
-        .collect()
 }

@@ -60,37 +60,45 @@ impl Run {
         if bucket == 0 { 0 } else { self.table[bucket - 1].0 }
     }
 
-    /// Entries `from..to`, which are whole buckets beginning with `bucket`, checked. Failure makes the run bad.
-    fn read(&self, bucket: usize, end: usize) -> Result<Vec<(NodeId, Place)>> {
-        let (from, to) = (self.start(bucket) as usize, self.start(end) as usize);
-        let read = || {
-            let at = (RUN_HEADER + from * RUN_ENTRY) as u64;
-            let bytes = read_exact_at(&*self.file, at, (to - from) * RUN_ENTRY)?;
-            let mut entries = Vec::with_capacity(to - from);
-            for b in bucket..end {
-                let span = (self.start(b) as usize - from) * RUN_ENTRY
-                    ..(self.start(b + 1) as usize - from) * RUN_ENTRY;
-                entries.extend(parse::run_entries(&bytes[span], self.table[b].1)?);
-            }
-            Ok(entries)
-        };
-        read().map_err(|e: Error| {
+    /// The bytes of the buckets `from..to`.
+    fn bytes(&self, from: usize, to: usize) -> Result<Vec<u8>> {
+        let (from, to) = (self.start(from) as usize, self.start(to) as usize);
+        read_exact_at(
+            &*self.file,
+            (RUN_HEADER + from * RUN_ENTRY) as u64,
+            (to - from) * RUN_ENTRY,
+        )
+    }
+
+    fn bad_if_failed<T>(&self, read: Result<T>) -> Result<T> {
+        read.map_err(|e| {
             self.bad.store(true, Ordering::Relaxed);
             Error::damage(format!("index run {}: {e}", self.name))
         })
     }
 
+    /// The entries of the buckets `from..to`. Failure makes the run bad.
+    fn entries(&self, from: usize, to: usize) -> Result<Vec<(NodeId, Place)>> {
+        self.bad_if_failed(self.bytes(from, to).and_then(|bytes| {
+            let mut entries = Vec::with_capacity(bytes.len() / RUN_ENTRY);
+            let mut rest = &bytes[..];
+            for b in from..to {
+                let (bucket, more) = rest.split_at((self.start(b + 1) - self.start(b)) as usize * RUN_ENTRY);
+                entries.extend(parse::run_entries(bucket, self.table[b].1)?);
+                rest = more;
+            }
+            Ok(entries)
+        }))
+    }
+
     /// Looks an id up. Failure makes the run bad.
     pub(super) fn find(&self, id: &NodeId) -> Result<Option<Place>> {
-        let bucket = parse::bucket(id, self.header.bits);
-        if self.start(bucket) == self.start(bucket + 1) {
+        let b = parse::bucket(id, self.header.bits);
+        if self.start(b) == self.start(b + 1) {
             return Ok(None);
         }
-        let entries = self.read(bucket, bucket + 1)?;
-        Ok(entries
-            .binary_search_by_key(id, |e| e.0)
-            .ok()
-            .map(|i| entries[i].1))
+        let bytes = self.bytes(b, b + 1);
+        self.bad_if_failed(bytes.and_then(|bytes| parse::find_entry(&bytes, self.table[b].1, id)))
     }
 }
 
@@ -132,7 +140,7 @@ impl Source {
             while end < run.table.len() && (run.table[end].0 as usize - from) * RUN_ENTRY <= BLOCK {
                 end += 1;
             }
-            self.entries = run.read(self.bucket, end)?.into_iter();
+            self.entries = run.entries(self.bucket, end)?.into_iter();
             self.bucket = end;
         }
     }

@@ -171,11 +171,6 @@ impl Rebuilder {
         }
     }
 
-    /// Bytes that the cache may hold.
-    pub fn cache_limit(&self) -> u64 {
-        self.cache.lock().capacity()
-    }
-
     /// Bytes in the cache.
     pub fn cached_bytes(&self) -> u64 {
         self.cache.lock().used()

@@ -13,14 +13,14 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A directory whose names are worked on by path components.
-pub struct Backing {
+pub(super) struct Backing {
     root: OwnedFd,
     path: PathBuf,
 }
 
 impl Backing {
     /// The tree at `path`, which must be a directory.
-    pub fn open(path: PathBuf) -> Result<Self> {
+    pub(super) fn open(path: PathBuf) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root =
             rustix::fs::open(&path, flags, Mode::empty()).doing(|| format!("open {}", path.display()))?;
@@ -28,17 +28,17 @@ impl Backing {
     }
 
     /// The path of the files on disk.
-    pub fn path(&self, path: &names::Path) -> PathBuf {
+    pub(super) fn path(&self, path: &names::Path) -> PathBuf {
         self.path.join(names::join(path))
     }
 
     /// The tree's own directory.
-    pub fn root(&self) -> &OwnedFd {
+    pub(super) fn root(&self) -> &OwnedFd {
         &self.root
     }
 
     /// Opens what lies at `path`, no component of which may be a symbolic link.
-    pub fn open_at(&self, path: &names::Path, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
+    pub(super) fn open_at(&self, path: &names::Path, flags: OFlags, mode: Mode) -> Result<OwnedFd> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let mut dir: Option<OwnedFd> = None;
         let mut rest = path;
@@ -81,7 +81,7 @@ impl Backing {
     }
 
     /// The directory that holds `path`, and its last name.
-    pub fn parent<'a>(&self, path: &'a names::Path) -> Result<(OwnedFd, &'a [u8])> {
+    pub(super) fn parent<'a>(&self, path: &'a names::Path) -> Result<(OwnedFd, &'a [u8])> {
         let (name, dir) = path
             .split_last()
             .ok_or_else(|| errno(libc::EBUSY, "staging itself"))?;
@@ -90,7 +90,7 @@ impl Backing {
     }
 
     /// lstat; nothing if there is no such name.
-    pub fn stat(&self, path: &names::Path) -> Result<Option<Stat>> {
+    pub(super) fn stat(&self, path: &names::Path) -> Result<Option<Stat>> {
         let found = if path.is_empty() {
             rustix::fs::fstat(&self.root).doing(|| "stat staging".into())
         } else {
@@ -107,7 +107,7 @@ impl Backing {
     }
 
     /// The names in a directory.
-    pub fn list(&self, path: &names::Path) -> Result<Vec<(Vec<u8>, FileKind)>> {
+    pub(super) fn list(&self, path: &names::Path) -> Result<Vec<(Vec<u8>, FileKind)>> {
         let what = || format!("list {}", names::show(path));
         let fd = self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         let mut out = Vec::new();
@@ -120,11 +120,11 @@ impl Backing {
             let kind = match e.file_type() {
                 rustix::fs::FileType::Unknown => {
                     match rustix::fs::statat(&fd, e.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
-                        Ok(stat) => kind_of(stat.st_mode as u32),
+                        Ok(stat) => kind_of(stat.st_mode),
                         Err(_) => continue,
                     }
                 }
-                t => kind_of(t.as_raw_mode() as u32),
+                t => kind_of(t.as_raw_mode()),
             };
             out.push((name.to_vec(), kind));
         }
@@ -133,7 +133,7 @@ impl Backing {
     }
 
     /// A path under /proc that names `name` in an open directory, for calls that take no directory.
-    pub fn proc_path(dir: &OwnedFd, name: &[u8]) -> PathBuf {
+    pub(super) fn proc_path(dir: &OwnedFd, name: &[u8]) -> PathBuf {
         Path::new("/proc/self/fd")
             .join(dir.as_raw_fd().to_string())
             .join(std::ffi::OsStr::from_bytes(name))
@@ -141,7 +141,7 @@ impl Backing {
 }
 
 /// The kind in the file-type bits of a mode.
-pub fn kind_of(mode: u32) -> FileKind {
+pub(super) fn kind_of(mode: u32) -> FileKind {
     match mode & libc::S_IFMT {
         libc::S_IFDIR => FileKind::Dir,
         libc::S_IFLNK => FileKind::Symlink,
@@ -156,7 +156,7 @@ pub fn kind_of(mode: u32) -> FileKind {
 /// What stat says in the mount's words.
 // The widths of these fields differ between architectures.
 #[allow(clippy::unnecessary_cast)]
-pub fn attr_of(s: &Stat) -> Attr {
+pub(super) fn attr_of(s: &Stat) -> Attr {
     let time = |seconds, nanos: u64| Timestamp {
         seconds,
         nanos: nanos as u32,
@@ -177,7 +177,7 @@ pub fn attr_of(s: &Stat) -> Attr {
 }
 
 /// Visits `root` and everything below it, names sorted, iteratively; `visit` gets the path below `root`.
-pub fn walk(root: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata) -> Result<()>) -> Result<()> {
+pub(super) fn walk(root: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata) -> Result<()>) -> Result<()> {
     let meta = fs::symlink_metadata(root).doing(|| format!("stat {}", root.display()))?;
     visit(Path::new(""), &meta)?;
     let mut todo = if meta.is_dir() {
@@ -205,13 +205,13 @@ pub fn walk(root: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata) -> Result<(
 }
 
 /// The components of a path below an entry.
-pub fn components(path: &Path) -> Vec<Vec<u8>> {
+pub(super) fn components(path: &Path) -> Vec<Vec<u8>> {
     path.iter().map(|c| c.to_owned().into_vec()).collect()
 }
 
 /// What an entry's files looked like at one moment; two equal ones mean that nothing was changed in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Look {
+pub(super) struct Look {
     print: [u8; 32],
     /// Bytes of all regular files.
     pub bytes: u64,
@@ -225,7 +225,7 @@ pub struct Look {
 
 impl Look {
     /// Looks at everything below `root`, and hands each regular file to `file`.
-    pub fn at(root: &Path, file: &mut dyn FnMut(&Path)) -> Result<Look> {
+    pub(super) fn at(root: &Path, file: &mut dyn FnMut(&Path)) -> Result<Look> {
         let mut h = FileHasher::default();
         let mut look = Look {
             print: [0; 32],
@@ -269,13 +269,13 @@ impl Look {
     }
 
     /// Whether anything was changed between the two.
-    pub fn differs(&self, other: &Look) -> bool {
+    pub(super) fn differs(&self, other: &Look) -> bool {
         self.print != other.print
     }
 }
 
 /// Removes a file or a whole directory, also one whose directories its owner may not write.
-pub fn remove_all(path: &Path) -> Result<()> {
+pub(super) fn remove_all(path: &Path) -> Result<()> {
     let attempt = || match fs::symlink_metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(e),
@@ -300,7 +300,7 @@ pub fn remove_all(path: &Path) -> Result<()> {
 }
 
 /// Reads up to `len` bytes at `offset`, fewer only at the end of the file.
-pub fn read_at(file: &File, offset: u64, len: usize) -> Result<Vec<u8>> {
+pub(super) fn read_at(file: &File, offset: u64, len: usize) -> Result<Vec<u8>> {
     use std::os::unix::fs::FileExt;
     // The file's real size bounds what is allocated.
     let left = file
@@ -323,7 +323,7 @@ pub fn read_at(file: &File, offset: u64, len: usize) -> Result<Vec<u8>> {
 }
 
 /// The answer of calls that only read, on what was committed meanwhile.
-pub fn committed_meanwhile() -> Error {
+pub(super) fn committed_meanwhile() -> Error {
     Error::new(
         Kind::Changed,
         "the entry was committed: it is served from its version",

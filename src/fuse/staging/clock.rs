@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The time since some fixed moment, which never goes back, and the time of the machine's clock.
-pub trait Clock: Send + Sync {
+pub(super) trait Clock: Send + Sync {
     /// Monotonic.
     fn now(&self) -> Duration;
     /// Since 1970; may jump.
@@ -11,11 +11,11 @@ pub trait Clock: Send + Sync {
 }
 
 /// The machine's clocks.
-pub struct SystemClock(Instant);
+pub(super) struct SystemClock(Instant);
 
 impl SystemClock {
     /// Counts from now.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         SystemClock(Instant::now())
     }
 }

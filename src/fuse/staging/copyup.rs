@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 
 /// Writes a committed entry to `dest`, which must not exist: bytes, modes, times, links and attributes, without what was
 /// removed from it since.
-pub fn export(repo: &dyn Repo, version: &Numbered, origin: &Origin, dest: &Path) -> Result<()> {
-    let top = find(repo, version, &[origin.name.clone()])?;
+pub(super) fn export(repo: &dyn Repo, version: &Numbered, origin: &Origin, dest: &Path) -> Result<()> {
+    let top = find(repo, version, std::slice::from_ref(&origin.name))?;
     let mut links: HashMap<u32, PathBuf> = HashMap::new();
     let mut dirs: Vec<(PathBuf, Entry)> = Vec::new();
     let mut todo: Vec<(Vec<Vec<u8>>, Entry)> = vec![(Vec::new(), top)];
@@ -75,7 +75,7 @@ fn create(path: &Path) -> Result<File> {
 }
 
 /// An empty file with the mode and attributes of a committed one, for those who truncate it anyway.
-pub fn empty_like(path: &Path, entry: &Entry) -> Result<()> {
+pub(super) fn empty_like(path: &Path, entry: &Entry) -> Result<()> {
     let file = create(path)?;
     dress(path, &file, entry)
 }

@@ -1,8 +1,9 @@
 //! An open staged file.
 
+use super::attributes::{SetAttr, apply_to_fd};
 use super::backing::{attr_of, read_at};
 use super::names::errno;
-use super::ops::{SetAttr, apply_to_fd};
+
 use super::{Staging, torn};
 use crate::error::{Error, IoContext, Result};
 use crate::fuse::attr::Attr;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where an entry is served from once it is committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub(super) struct Origin {
     /// The version.
     pub version: VersionId,
     /// The entry's name in it.
@@ -22,7 +22,7 @@ pub struct Origin {
 
 impl Origin {
     /// All of the entry `name` of a version.
-    pub fn new(version: VersionId, name: &[u8]) -> Self {
+    pub(super) fn new(version: VersionId, name: &[u8]) -> Self {
         Origin {
             version,
             name: name.to_vec(),
@@ -31,14 +31,14 @@ impl Origin {
     }
 
     /// Whether the path below the entry, or a directory above it, was removed.
-    pub fn lacks(&self, rel: &names::Path) -> bool {
+    pub(super) fn lacks(&self, rel: &names::Path) -> bool {
         (1..=rel.len()).any(|n| self.gone.contains(&rel[..n]))
     }
 }
 
 /// What the mark of an entry says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub(super) enum Mark {
     /// The backing files hold work that no version has. Without backing files the entry is what `base` says, or nothing.
     Dirty {
         /// What the entry was before.
@@ -53,10 +53,10 @@ pub enum Mark {
 
 impl Mark {
     /// Work that no version has yet.
-    pub const NEW: Mark = Mark::Dirty { base: None };
+    pub(super) const NEW: Mark = Mark::Dirty { base: None };
 
     /// The version behind the mark, if there is one.
-    pub fn origin(&self) -> Option<&Origin> {
+    pub(super) fn origin(&self) -> Option<&Origin> {
         match self {
             Mark::Dirty { base } => base.as_ref(),
             Mark::Committed { origin } => Some(origin),
@@ -68,7 +68,7 @@ impl Mark {
 const MAGIC: &str = "zspace-mark 1";
 
 /// The directory STORE/staging/state.
-pub struct Marks {
+pub(super) struct Marks {
     state: PathBuf,
     scratch: PathBuf,
     next: AtomicU64,
@@ -76,7 +76,7 @@ pub struct Marks {
 
 impl Marks {
     /// Marks below `state`; new ones are written in `scratch` first, which is emptied at every start.
-    pub fn new(state: PathBuf, scratch: PathBuf) -> Self {
+    pub(super) fn new(state: PathBuf, scratch: PathBuf) -> Self {
         Marks {
             state,
             scratch,
@@ -95,7 +95,7 @@ impl Marks {
     }
 
     /// Makes the mark durable.
-    pub fn write(&self, branch: &str, entry: &[u8], mark: &Mark) -> Result<()> {
+    pub(super) fn write(&self, branch: &str, entry: &[u8], mark: &Mark) -> Result<()> {
         let dir = self.state.join(branch);
         if !dir.is_dir() {
             fs::create_dir_all(&dir).doing(|| format!("make {}", dir.display()))?;
@@ -119,7 +119,7 @@ impl Marks {
     }
 
     /// Adds a path to what is gone from a committed entry: as durable as a removal on an ordinary disk.
-    pub fn append_gone(&self, branch: &str, entry: &[u8], path: &names::Path) -> Result<()> {
+    pub(super) fn append_gone(&self, branch: &str, entry: &[u8], path: &names::Path) -> Result<()> {
         let to = self.file(branch, entry);
         let line = line(&gone_text(path));
         let file = OpenOptions::new().append(true).open(&to);
@@ -128,7 +128,7 @@ impl Marks {
     }
 
     /// Forgets an entry.
-    pub fn remove(&self, branch: &str, entry: &[u8]) -> Result<()> {
+    pub(super) fn remove(&self, branch: &str, entry: &[u8]) -> Result<()> {
         let file = self.file(branch, entry);
         match fs::remove_file(&file) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -139,7 +139,7 @@ impl Marks {
     }
 
     /// The mark of one entry.
-    pub fn load(&self, branch: &str, entry: &[u8]) -> Result<Option<Mark>> {
+    pub(super) fn load(&self, branch: &str, entry: &[u8]) -> Result<Option<Mark>> {
         match read(&self.file(branch, entry))? {
             None => Ok(None),
             Some(text) => Ok(Some(decode(&text).map_or(Mark::NEW, |(_, mark)| mark))),
@@ -147,7 +147,7 @@ impl Marks {
     }
 
     /// Every mark of a branch. One that cannot be read counts as dirty, the cautious answer.
-    pub fn of_branch(&self, branch: &str) -> Result<Vec<(Vec<u8>, Mark)>> {
+    pub(super) fn of_branch(&self, branch: &str) -> Result<Vec<(Vec<u8>, Mark)>> {
         let mut out = Vec::new();
         for name in list(&self.state.join(branch))? {
             let Some(text) = read(&self.state.join(branch).join(&name))? else {
@@ -168,7 +168,7 @@ impl Marks {
     }
 
     /// The branches that have marks.
-    pub fn branches(&self) -> Result<Vec<String>> {
+    pub(super) fn branches(&self) -> Result<Vec<String>> {
         list(&self.state)
     }
 }
@@ -196,7 +196,7 @@ fn read(file: &Path) -> Result<Option<String>> {
 }
 
 /// Makes the names in a directory durable.
-pub fn sync_dir(dir: &Path) -> Result<()> {
+pub(super) fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir)
         .and_then(|d| d.sync_all())
         .doing(|| format!("fsync directory {}", dir.display()))
@@ -258,12 +258,12 @@ fn decode(text: &str) -> Option<(Vec<u8>, Mark)> {
         ("committed", 4) => Mark::Committed { origin: origin()? },
         _ => return None,
     };
-    names::check(&[entry.clone()]).ok()?;
+    names::check(std::slice::from_ref(&entry)).ok()?;
     Some((entry, mark))
 }
 
 /// The error of a mark that should be there.
-pub fn missing() -> Error {
+pub(super) fn missing() -> Error {
     Error::new(Kind::NotFound, "no such entry in staging")
 }
 

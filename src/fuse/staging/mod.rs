@@ -3,15 +3,19 @@
 //! The rules are written down in docs/semantics-staging.md. Bytes being written lie in STORE/staging/tree/BRANCH/…, durable
 //! marks in STORE/staging/state; one process owns both by a lock, all others only look.
 
+mod attributes;
 mod backing;
 mod clock;
 mod commit;
 mod copyup;
+mod create;
 mod handle;
 mod marks;
 mod names;
 mod ops;
 mod plan;
+mod remove;
+mod rename;
 mod repo;
 mod settled;
 mod start;
@@ -22,9 +26,9 @@ mod torn;
 #[cfg(test)]
 mod tests;
 
+pub use attributes::{SetAttr, SetTime};
 pub use handle::Handle;
-pub use names::{path_text, text_path};
-pub use ops::{SetAttr, SetTime};
+pub(super) use names::{path_text, text_path};
 pub use status::{EntryStatus, State, Status};
 
 use super::attr::{Attr, FileKind};
@@ -38,6 +42,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use repo::{Repo, absent, find};
 use state::{Inner, Key, key_of};
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -93,7 +98,7 @@ pub struct Staging {
     clock: Arc<dyn Clock>,
     shared: Arc<Shared>,
     /// The lock on STORE/staging; without it everything is read-only.
-    lock: Option<Box<dyn Send + Sync>>,
+    lock: Option<OwnedFd>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -170,7 +175,7 @@ impl Staging {
     }
 
     fn in_version(&self, origin: &marks::Origin, rel: &names::Path) -> Result<Located> {
-        let path = [&[origin.name.clone()], rel].concat();
+        let path = [std::slice::from_ref(&origin.name), rel].concat();
         if origin.lacks(rel) {
             return Err(absent(&path));
         }
@@ -283,7 +288,7 @@ impl Staging {
                 let gone = mark.as_ref().and_then(Mark::origin).map(|o| &o.gone);
                 let shown = tree.entries().iter().filter(|e| {
                     gone.is_none_or(|g| {
-                        g.is_empty() || !g.contains(&[&path[2..], &[e.name.clone()]].concat())
+                        g.is_empty() || !g.contains(&[&path[2..], std::slice::from_ref(&e.name)].concat())
                     })
                 });
                 Ok(shown.map(|e| (e.name.clone(), kind_of_entry(e))).collect())
@@ -311,7 +316,7 @@ impl Staging {
             }
             let entry = self
                 .version(origin)
-                .map(|v| find(self.repo.as_ref(), &v, &[origin.name.clone()]));
+                .map(|v| find(self.repo.as_ref(), &v, std::slice::from_ref(&origin.name)));
             match entry {
                 Some(Ok(e)) => all.insert(name, kind_of_entry(&e)),
                 _ => all.remove(&name),

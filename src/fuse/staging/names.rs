@@ -5,10 +5,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 /// The components of a path below staging/: branch, entry, names inside the entry.
-pub type Path = [Vec<u8>];
+pub(super) type Path = [Vec<u8>];
 
 /// Refuses what is no file name, so that a path can never lead out of the staging tree.
-pub fn check(path: &Path) -> Result<()> {
+pub(super) fn check(path: &Path) -> Result<()> {
     for name in path {
         let bad =
             name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0);
@@ -26,17 +26,17 @@ pub fn check(path: &Path) -> Result<()> {
 }
 
 /// An error with the errno that a disk would give.
-pub fn errno(code: i32, what: &str) -> Error {
+pub(super) fn errno(code: i32, what: &str) -> Error {
     Error::io(what.to_owned(), std::io::Error::from_raw_os_error(code))
 }
 
 /// Whether a name directly in a branch marks unfinished work: `*.tmp`, `*.part`, `*.incomplete`, `tmp-*`, a leading dot.
-pub fn unfinished(name: &[u8]) -> bool {
+pub(super) fn unfinished(name: &[u8]) -> bool {
     name.starts_with(b".") || unfinished_inside(name)
 }
 
 /// The same for a name inside an entry, where dotfiles are content.
-pub fn unfinished_inside(name: &[u8]) -> bool {
+pub(super) fn unfinished_inside(name: &[u8]) -> bool {
     name.starts_with(b"tmp-")
         || [&b".tmp"[..], b".part", b".incomplete"]
             .iter()
@@ -44,7 +44,7 @@ pub fn unfinished_inside(name: &[u8]) -> bool {
 }
 
 /// The name that unfinished work probably gets in the end: `model.pt.part` and rsync's `.model.pt.Ab12Cd` mean `model.pt`.
-pub fn intended(name: &[u8]) -> &[u8] {
+pub(super) fn intended(name: &[u8]) -> &[u8] {
     let mut name = name;
     if let Some(rest) = name.strip_prefix(b".") {
         name = match rest.iter().rposition(|b| *b == b'.') {
@@ -60,7 +60,7 @@ pub fn intended(name: &[u8]) -> &[u8] {
 }
 
 /// Whether a file of this name may hold tensors; decides only what others wait for while it is being written.
-pub fn looks_like_tensors(name: &[u8]) -> bool {
+pub(super) fn looks_like_tensors(name: &[u8]) -> bool {
     const ENDINGS: [&[u8]; 9] = [
         b".safetensors",
         b".pt",
@@ -76,7 +76,7 @@ pub fn looks_like_tensors(name: &[u8]) -> bool {
 }
 
 /// The set a shard belongs to: `model-00001-of-00003.safetensors` is of set `model-` … `-of-00003.safetensors`.
-pub fn shard_set(name: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+pub(super) fn shard_set(name: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let of = name.windows(4).rposition(|w| w == b"-of-")?;
     let (head, tail) = name.split_at(of);
     let digits = head.iter().rev().take_while(|b| b.is_ascii_digit()).count();
@@ -86,7 +86,7 @@ pub fn shard_set(name: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
 }
 
 /// A name in printable ASCII: all but `A-Z a-z 0-9 . _ -` as `%XX`.
-pub fn encode(name: &[u8]) -> String {
+pub(super) fn encode(name: &[u8]) -> String {
     let mut out = String::with_capacity(name.len());
     for b in name {
         if b.is_ascii_alphanumeric() || b"._-".contains(b) {
@@ -99,7 +99,7 @@ pub fn encode(name: &[u8]) -> String {
 }
 
 /// The name that was spelled so, or nothing if the escapes are malformed.
-pub fn decode(text: &str) -> Option<Vec<u8>> {
+pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((b, tail)) = rest.split_first() {
@@ -117,22 +117,22 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
 }
 
 /// A path as requests spell it: names encoded, joined by slashes.
-pub fn path_text(path: &Path) -> String {
+pub(crate) fn path_text(path: &Path) -> String {
     path.iter().map(|c| encode(c)).collect::<Vec<_>>().join("/")
 }
 
 /// The inverse of [`path_text`]. Bytes that need no escape may stand for themselves.
-pub fn text_path(text: &str) -> Option<Vec<Vec<u8>>> {
+pub(crate) fn text_path(text: &str) -> Option<Vec<Vec<u8>>> {
     text.split('/').map(decode).collect()
 }
 
 /// Components as one relative path.
-pub fn join(path: &Path) -> std::path::PathBuf {
+pub(super) fn join(path: &Path) -> std::path::PathBuf {
     path.iter().map(|c| OsStr::from_bytes(c)).collect()
 }
 
 /// A path for people.
-pub fn show(path: &Path) -> String {
+pub(super) fn show(path: &Path) -> String {
     join(path).display().to_string()
 }
 

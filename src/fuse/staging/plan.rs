@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Groups files whose quiet windows overlap: each window runs from the file's last change for `settle`. Returns indices into
 /// `changed`, each group in order of change, groups in order of time.
-pub fn windows(changed: &[Duration], settle: Duration) -> Vec<Vec<usize>> {
+pub(super) fn windows(changed: &[Duration], settle: Duration) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..changed.len()).collect();
     order.sort_by_key(|i| changed[*i]);
     let mut groups: Vec<Vec<usize>> = Vec::new();
@@ -20,7 +20,7 @@ pub fn windows(changed: &[Duration], settle: Duration) -> Vec<Vec<usize>> {
 
 /// A settled loose file, looked into.
 #[derive(Clone, Debug, Default)]
-pub struct Member {
+pub(super) struct Member {
     /// Its name in the branch.
     pub name: Vec<u8>,
     /// Its place in the order of closing.
@@ -42,7 +42,7 @@ impl Member {
 
 /// What becomes of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Division {
+pub(super) struct Division {
     /// Each is one version, in the order in which they are to be committed.
     pub versions: Vec<Vec<usize>>,
     /// What waits, and why.
@@ -51,7 +51,7 @@ pub struct Division {
 
 /// Divides a group into versions: all in one if an index names some as shards or at most one holds tensors; else each file
 /// that holds tensors is a version of its own, in order of closing, and the rest goes with the last.
-pub fn divide(group: &[Member]) -> Division {
+pub(super) fn divide(group: &[Member]) -> Division {
     let mut order: Vec<usize> = (0..group.len()).collect();
     order.sort_by(|a, b| (group[*a].closed, &group[*a].name).cmp(&(group[*b].closed, &group[*b].name)));
     let named = |s: &Vec<u8>| group.iter().any(|m| m.name == *s);
@@ -98,7 +98,7 @@ pub fn divide(group: &[Member]) -> Division {
 
 /// Whether a settled file had better wait for what is being written beside it: a shard for the rest of its set, and what holds
 /// no tensors for the file with tensors that it probably belongs to. `writing` are names of unfinished work too.
-pub fn held_by<'a>(name: &[u8], tensors: bool, writing: &'a [Vec<u8>]) -> Option<&'a [u8]> {
+pub(super) fn held_by<'a>(name: &[u8], tensors: bool, writing: &'a [Vec<u8>]) -> Option<&'a [u8]> {
     let set = names::shard_set(name);
     let holds = |w: &&Vec<u8>| {
         let w = names::intended(w);

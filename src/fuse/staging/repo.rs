@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The store, seen from staging.
-pub trait Repo: Send + Sync {
+pub(super) trait Repo: Send + Sync {
     /// Its directory.
     fn dir(&self) -> &Path;
     /// Picks up what others committed.
     fn refresh(&self) -> Result<()>;
+    /// Bytes of rebuilt chunks in its cache.
+    fn cached_bytes(&self) -> u64;
     /// Branches by name.
     fn branches(&self) -> Vec<String>;
     /// Makes a branch without versions.
@@ -36,6 +38,10 @@ impl Repo for Store {
 
     fn refresh(&self) -> Result<()> {
         Store::refresh(self).map(|_| ())
+    }
+
+    fn cached_bytes(&self) -> u64 {
+        Store::cached_bytes(self)
     }
 
     fn branches(&self) -> Vec<String> {
@@ -91,7 +97,7 @@ impl Repo for Store {
 }
 
 /// What lies at `path` (components below the version's root). The root itself is a directory of mode 0755.
-pub fn find(repo: &dyn Repo, version: &Numbered, path: &names::Path) -> Result<Entry> {
+pub(super) fn find(repo: &dyn Repo, version: &Numbered, path: &names::Path) -> Result<Entry> {
     let mut at = Entry {
         name: Vec::new(),
         mode: 0o755,
@@ -112,12 +118,12 @@ pub fn find(repo: &dyn Repo, version: &Numbered, path: &names::Path) -> Result<E
 }
 
 /// There is nothing of this name.
-pub fn absent(path: &names::Path) -> Error {
+pub(super) fn absent(path: &names::Path) -> Error {
     Error::new(Kind::NotFound, format!("no {} in staging", names::show(path)))
 }
 
 /// The same moment for system calls.
-pub fn timespec(t: Timestamp) -> rustix::fs::Timespec {
+pub(super) fn timespec(t: Timestamp) -> rustix::fs::Timespec {
     rustix::fs::Timespec {
         tv_sec: t.seconds,
         tv_nsec: t.nanos.into(),

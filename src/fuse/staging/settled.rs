@@ -208,7 +208,7 @@ impl Staging {
     /// A change that came past the mount (a mapping, say): then the entry is younger than it seemed. Says when it is due.
     fn changed_behind(&self, key: &Key, look: &Look, quiet: Duration) -> Option<Duration> {
         let wall = self.clock.wall();
-        let newest = Duration::from_nanos_u128(u128::try_from(look.newest).unwrap_or(0));
+        let newest = Duration::from_nanos(u64::try_from(look.newest).unwrap_or(0));
         // A time to come says nothing: the clock was set back.
         let age = wall.checked_sub(newest)?;
         if age >= quiet {

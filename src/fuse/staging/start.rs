@@ -6,11 +6,13 @@ use super::marks::{Mark, Marks, sync_dir};
 use super::repo::Repo;
 use super::state::{Entry, Inner, path_of};
 use super::{Settle, Shared, Staging, names};
-use crate::disk::{Disk, RealDisk};
-use crate::error::{Error, IoContext, Kind, Result};
+use crate::error::{IoContext, Kind, Result};
 use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fs::{self, DirBuilder};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// What `status` says of work that a crash interrupted.
@@ -152,18 +154,25 @@ impl Staging {
 }
 
 /// The lock on STORE/staging, or nothing if another process holds it or the store cannot be written.
-fn take(dir: &std::path::Path) -> Result<Option<Box<dyn Send + Sync>>> {
-    // Nobody else is to reach staged files but through the mount, which checks their permissions.
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    let lock = made
-        .doing(|| format!("make {}", dir.display()))
-        .and_then(|()| RealDisk.lock(&dir.join("lock"), false));
-    match lock {
-        Ok(lock) => Ok(Some(lock)),
-        Err(e) if matches!(e.kind(), Kind::Busy | Kind::ReadOnly) || e.errno() == libc::EACCES => {
+fn take(dir: &Path) -> Result<Option<OwnedFd>> {
+    match try_take(dir) {
+        Err(e) if e.kind() == Kind::ReadOnly || matches!(e.errno(), libc::EWOULDBLOCK | libc::EACCES) => {
             log::info!("staging is read-only in this mount: {e}");
             Ok(None)
         }
-        Err(e) => Err(Error::context(e, "take over the staging area")),
+        r => r.map(Some).map_err(|e| e.context("take over the staging area")),
     }
+}
+
+fn try_take(dir: &Path) -> Result<OwnedFd> {
+    // Nobody else is to reach staged files but through the mount, which checks their permissions.
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.doing(|| format!("make {}", dir.display()))?;
+    let path = dir.join("lock");
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)
+        .doing(|| format!("open {}", path.display()))?;
+    rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)
+        .doing(|| format!("lock {}", path.display()))?;
+    Ok(fd)
 }

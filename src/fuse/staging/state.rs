@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Branch and name of an entry.
-pub type Key = (String, Vec<u8>);
+pub(super) type Key = (String, Vec<u8>);
 
 /// The entry that a path lies in, if it is in a branch whose name is text.
-pub fn key_of(path: &names::Path) -> Option<Key> {
+pub(super) fn key_of(path: &names::Path) -> Option<Key> {
     match path {
         [branch, entry, ..] => Some((String::from_utf8(branch.clone()).ok()?, entry.clone())),
         _ => None,
@@ -20,13 +20,13 @@ pub fn key_of(path: &names::Path) -> Option<Key> {
 }
 
 /// The path of an entry.
-pub fn path_of(key: &Key) -> Vec<Vec<u8>> {
+pub(super) fn path_of(key: &Key) -> Vec<Vec<u8>> {
     vec![key.0.as_bytes().to_vec(), key.1.clone()]
 }
 
 /// A commit that failed.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub(super) struct Failure {
     /// Why, for people.
     pub reason: String,
     /// When it is tried again.
@@ -37,7 +37,7 @@ pub struct Failure {
 
 /// One entry. Times are the clock's.
 #[derive(Debug)]
-pub struct Entry {
+pub(super) struct Entry {
     /// As on disk.
     pub mark: Mark,
     /// Last change.
@@ -60,7 +60,7 @@ pub struct Entry {
 
 impl Entry {
     /// An entry with this mark, changed at `now`.
-    pub fn new(mark: Mark, now: Duration) -> Self {
+    pub(super) fn new(mark: Mark, now: Duration) -> Self {
         Entry {
             mark,
             changed: now,
@@ -75,19 +75,19 @@ impl Entry {
     }
 
     /// Whether files were removed from the committed entry since.
-    pub fn thinned(&self) -> bool {
+    pub(super) fn thinned(&self) -> bool {
         matches!(&self.mark, Mark::Committed { origin } if !origin.gone.is_empty())
     }
 
     /// Whether it is as its version has it.
-    pub fn committed(&self) -> bool {
+    pub(super) fn committed(&self) -> bool {
         matches!(&self.mark, Mark::Committed { origin } if origin.gone.is_empty())
     }
 }
 
 /// A handle open for writing.
 #[derive(Debug)]
-pub struct Open {
+pub(super) struct Open {
     /// Where its file is now; nowhere once it is unlinked.
     pub path: Option<Vec<Vec<u8>>>,
     /// Milliseconds of the clock at the last write.
@@ -96,7 +96,7 @@ pub struct Open {
 
 /// Everything under one lock.
 #[derive(Debug, Default)]
-pub struct Inner {
+pub(super) struct Inner {
     /// Entries by branch and name.
     pub entries: BTreeMap<Key, Entry>,
     /// Handles open for writing.
@@ -118,18 +118,18 @@ pub struct Inner {
 
 impl Inner {
     /// The next number: of a handle, or in the order of closing.
-    pub fn number(&mut self) -> u64 {
+    pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
     /// The generation of a branch.
-    pub fn generation(&self, branch: &str) -> u64 {
+    pub(super) fn generation(&self, branch: &str) -> u64 {
         self.generations.get(branch).copied().unwrap_or(0)
     }
 
     /// Notes a change at `path`.
-    pub fn touch(&mut self, path: &names::Path, now: Duration) {
+    pub(super) fn touch(&mut self, path: &names::Path, now: Duration) {
         let Some(key) = key_of(path) else { return };
         *self.generations.entry(key.0.clone()).or_default() += 1;
         if let Some(e) = self.entries.get_mut(&key) {
@@ -139,14 +139,14 @@ impl Inner {
     }
 
     /// Handles open for writing below `path`.
-    pub fn writers<'a>(&'a self, path: &'a names::Path) -> impl Iterator<Item = &'a Open> {
+    pub(super) fn writers<'a>(&'a self, path: &'a names::Path) -> impl Iterator<Item = &'a Open> {
         self.opens
             .values()
             .filter(move |o| o.path.as_ref().is_some_and(|p| p.starts_with(path)))
     }
 
     /// The last change of an entry, writes through open handles included.
-    pub fn last_change(&self, key: &Key) -> Duration {
+    pub(super) fn last_change(&self, key: &Key) -> Duration {
         let path = path_of(key);
         let ticks = self
             .writers(&path)
@@ -156,7 +156,7 @@ impl Inner {
     }
 
     /// Names directly in the branch that are being written.
-    pub fn writing(&self, branch: &str) -> Vec<Vec<u8>> {
+    pub(super) fn writing(&self, branch: &str) -> Vec<Vec<u8>> {
         let loose = self.opens.values().filter_map(|o| match o.path.as_deref() {
             Some([b, name]) if b == branch.as_bytes() => Some(name.clone()),
             _ => None,
@@ -165,7 +165,7 @@ impl Inner {
     }
 
     /// The first suspicion at or below `path`: where, and why.
-    pub fn suspect(&self, path: &names::Path) -> Option<(&Vec<Vec<u8>>, &String)> {
+    pub(super) fn suspect(&self, path: &names::Path) -> Option<(&Vec<Vec<u8>>, &String)> {
         self.suspects
             .range(path.to_vec()..)
             .next()
@@ -173,7 +173,7 @@ impl Inner {
     }
 
     /// Clears the suspicions at and below `path`: it was rewritten from scratch, removed, or committed as asked.
-    pub fn clear(&mut self, path: &names::Path) {
+    pub(super) fn clear(&mut self, path: &names::Path) {
         while let Some(p) = self.suspect(path).map(|(p, _)| p.clone()) {
             self.suspects.remove(&p);
         }
@@ -184,7 +184,7 @@ impl Inner {
     }
 
     /// Whatever was at `path` is gone: handles on it go on without a name.
-    pub fn orphan(&mut self, path: &names::Path) {
+    pub(super) fn orphan(&mut self, path: &names::Path) {
         for o in self.opens.values_mut() {
             if o.path.as_ref().is_some_and(|p| p.starts_with(path)) {
                 o.path = None;
@@ -193,7 +193,7 @@ impl Inner {
     }
 
     /// What was at or below `from` is now at `to`; with `exchange` also the reverse.
-    pub fn moved(&mut self, from: &names::Path, to: &names::Path, exchange: bool) {
+    pub(super) fn moved(&mut self, from: &names::Path, to: &names::Path, exchange: bool) {
         let place = |p: &Vec<Vec<u8>>| {
             let (old, new) = if p.starts_with(from) {
                 (from, to)

@@ -11,6 +11,10 @@ use serde::Serialize;
 pub struct Status {
     /// Entries by branch and name.
     pub entries: Vec<EntryStatus>,
+    /// Bytes of rebuilt chunks in the store's cache.
+    pub cached_bytes: u64,
+    /// Memory that this process occupies.
+    pub resident_bytes: u64,
 }
 
 /// One entry.
@@ -85,6 +89,8 @@ impl Staging {
         });
         Ok(Status {
             entries: shown.collect(),
+            cached_bytes: self.repo.cached_bytes(),
+            resident_bytes: resident().unwrap_or(0),
         })
     }
 
@@ -161,9 +167,17 @@ impl Staging {
 }
 
 /// A reason with the file inside the entry that it is about.
-pub fn at_and_why(inside: &names::Path, why: &str) -> String {
+pub(super) fn at_and_why(inside: &names::Path, why: &str) -> String {
     match inside {
         [] => why.to_owned(),
         _ => format!("{}: {why}", names::show(inside)),
     }
+}
+
+/// proc_pid_status(5): `VmRSS:   1234 kB`.
+fn resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib << 10)
 }

@@ -7,7 +7,7 @@ const PF_SIGNALED: u64 = 0x400;
 
 /// Says who, if the thread `pid` is being ended by a signal. Asked while it waits for the answer to a FLUSH request: its
 /// files are closed after its fate is settled.
-pub fn dying(pid: u32) -> Option<String> {
+pub(super) fn dying(pid: u32) -> Option<String> {
     let proc = format!("/proc/{pid}");
     let stat = std::fs::read(format!("{proc}/stat")).ok()?;
     // The exit status is shown only to those who may trace the process; others read 0.

@@ -2,6 +2,7 @@
 
 mod crash;
 mod damage;
+mod golden;
 mod history;
 mod inputs;
 mod roundtrip;
@@ -112,7 +113,7 @@ impl Model {
     pub(super) fn step(&mut self) {
         for (_, t) in &mut self.tensors {
             for w in t {
-                if self.noise.next() % 20 == 0 {
+                if self.noise.next().is_multiple_of(20) {
                     *w = w.wrapping_add(1);
                 }
             }

@@ -10,7 +10,7 @@ use super::repo::Repo;
 use super::{EntryStatus, Handle, Located, Settle, Staging, State};
 use crate::error::{Error, Kind, Result};
 use crate::id::{FileHash, FileHasher, NodeId, VersionId};
-use crate::store::{Committed, Entry, EntryKind, Numbered, Probe, Timestamp, Tree};
+use crate::store::{Committed, Entry, EntryKind, Numbered, Options, Probe, Store, Timestamp, Tree};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -98,12 +98,16 @@ impl Repo for FakeRepo {
         Ok(())
     }
 
+    fn cached_bytes(&self) -> u64 {
+        0
+    }
+
     fn branches(&self) -> Vec<String> {
         self.data.lock().branches.iter().cloned().collect()
     }
 
     fn make_branch(&self, name: &str) -> Result<()> {
-        crate::graph::check_name("branch", name)?;
+        crate::store::check_name("branch", name)?;
         self.data.lock().branches.insert(name.to_owned());
         Ok(())
     }
@@ -161,17 +165,15 @@ impl Repo for FakeRepo {
         let (id, len) = (Tree::id(&tree.encode()), tree.len());
         data.trees.insert(id, Arc::new(tree));
         let number = 1 + data.versions.iter().filter(|v| v.branch == branch).count() as u64;
-        let version = crate::graph::Version {
-            parents: data.versions.last().map(|v| v.id).into_iter().collect(),
-            entry: entries[0].0.clone(),
-            time: Timestamp {
-                seconds: number as i64,
-                nanos: 0,
-            },
-            message: message.to_owned(),
-            tree: id,
-            len,
+        let mut version = template().version.clone();
+        version.parents = data.versions.last().map(|v| v.id).into_iter().collect();
+        version.entry = entries[0].0.clone();
+        version.time = Timestamp {
+            seconds: number as i64,
+            nanos: 0,
         };
+        version.message = message.to_owned();
+        (version.tree, version.len) = (id, len);
         let id = version.id();
         let files = entries.len() as u64;
         data.versions.push(Arc::new(Numbered {
@@ -358,4 +360,17 @@ pub(super) fn path(at: &str) -> Vec<Vec<u8>> {
         .filter(|c| !c.is_empty())
         .map(|c| c.as_bytes().to_vec())
         .collect()
+}
+
+/// Some version, to make others after.
+fn template() -> Arc<Numbered> {
+    static MADE: std::sync::OnceLock<Arc<Numbered>> = std::sync::OnceLock::new();
+    MADE.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("f"), "x").unwrap();
+        let store = Store::open_or_init(&dir.path().join("store"), &Options::default()).unwrap();
+        Repo::commit(&store, "main", vec![(b"f".to_vec(), dir.path().join("f"))], "").unwrap();
+        store.latest("main").unwrap()
+    })
+    .clone()
 }

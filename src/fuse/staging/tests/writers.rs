@@ -1,7 +1,6 @@
 //! Writers that die, fail, or share a handle; and a run against a real store.
 
 use super::*;
-use crate::store::{Options, Store};
 use std::process::{Command, Stdio};
 
 /// A process that a signal has ended but nobody has buried: what a FLUSH during its death would see.

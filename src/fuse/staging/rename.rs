@@ -1,0 +1,117 @@
+//! Renaming.
+
+use super::backing::kind_of;
+use super::names::{self, errno};
+use super::ops::{Need, path_key};
+use super::repo::absent;
+use super::state::Key;
+use super::{Guard, Located, Staging};
+use crate::error::{Error, IoContext, Kind, Result};
+use crate::fuse::attr::FileKind;
+use rustix::fs::RenameFlags;
+
+impl Staging {
+    /// Renames with the flags of renameat2(2): RENAME_NOREPLACE, RENAME_EXCHANGE.
+    pub fn rename(&self, from: &[Vec<u8>], to: &[Vec<u8>], flags: u32) -> Result<()> {
+        names::check(from)?;
+        names::check(to)?;
+        let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
+        let flags = RenameFlags::from_bits(flags).filter(|f| known.contains(*f));
+        let flags = flags.ok_or_else(|| errno(libc::EINVAL, "rename flags"))?;
+        if from.len() < 2 || to.len() < 2 {
+            return Err(errno(
+                libc::EPERM,
+                "branches are not renamed, and only branches lie directly in staging",
+            ));
+        }
+        let mut g = self.lock();
+        self.check_writable(&g)?;
+        self.wait_idle(&mut g, from);
+        self.wait_idle(&mut g, to);
+        self.locate_in(&g, from)?;
+        self.locate_in(&g, &to[..to.len() - 1])?;
+        let target = match self.locate_in(&g, to) {
+            Ok(at) => Some(at),
+            Err(e) if e.kind() == Kind::NotFound => None,
+            Err(e) => return Err(e),
+        };
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        match &target {
+            Some(_) if flags.contains(RenameFlags::NOREPLACE) => {
+                return Err(Error::new(Kind::Exists, format!("{} exists", names::show(to))));
+            }
+            None if exchange => return Err(absent(to)),
+            Some(Located::Version { .. }) if !exchange => self.check_replace(&g, from, to)?,
+            _ => {}
+        }
+        if from == to {
+            return Ok(());
+        }
+        let need = if to.len() == 2 && !exchange {
+            Need::Nothing
+        } else {
+            Need::Whole
+        };
+        let source_before = self.begin(&mut g, from, Need::Whole)?;
+        let done = self.change(&mut g, to, need, |b, _| {
+            let ((from_dir, from_name), (to_dir, to_name)) = (b.parent(from)?, b.parent(to)?);
+            rustix::fs::renameat_with(&from_dir, from_name, &to_dir, to_name, flags)
+                .doing(|| format!("rename {} to {}", names::show(from), names::show(to)))
+        });
+        self.end(&mut g, from, source_before, done)?;
+        self.renamed(&mut g, from, to, exchange);
+        Ok(())
+    }
+
+    /// What a rename over a committed file or directory must not do.
+    fn check_replace(&self, g: &Guard<'_>, from: &names::Path, to: &names::Path) -> Result<()> {
+        let is_dir = |path: &names::Path| Ok::<_, Error>(self.attr_in(g, path)?.kind == FileKind::Dir);
+        match (is_dir(from)?, is_dir(to)?) {
+            (true, false) => Err(errno(libc::ENOTDIR, "not a directory")),
+            (false, true) => Err(errno(libc::EISDIR, "a directory")),
+            (true, true) if !self.list_in(g, to)?.is_empty() => {
+                Err(errno(libc::ENOTEMPTY, "directory not empty"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn renamed(&self, g: &mut Guard<'_>, from: &names::Path, to: &names::Path, exchange: bool) {
+        // Renaming one hard link of a file over another does nothing at all.
+        if !exchange
+            && self
+                .backing()
+                .and_then(|b| b.stat(from))
+                .is_ok_and(|s| s.is_some())
+        {
+            return;
+        }
+        if !exchange {
+            g.orphan(to);
+            g.clear(to);
+        }
+        g.moved(from, to, exchange);
+        if from.len() == 2 && !exchange {
+            self.forget_name(g, &path_key(from));
+        }
+        let is_dir = self
+            .backing()
+            .and_then(|b| b.stat(to))
+            .is_ok_and(|s| s.is_some_and(|s| kind_of(s.st_mode) == FileKind::Dir));
+        let whole = from.len() == 2 && names::unfinished(&from[1]) || from[0] != to[0];
+        let closed = g.number();
+        if let Some(e) = g.entries.get_mut(&path_key(to)).filter(|_| to.len() == 2) {
+            (e.at_once, e.closed) = (is_dir && whole, closed);
+        }
+        self.wake(g);
+    }
+
+    /// Forgets the entry of a name that was moved away, and only that.
+    fn forget_name(&self, g: &mut Guard<'_>, key: &Key) {
+        if g.entries.remove(key).is_some()
+            && let Err(e) = self.marks.remove(&key.0, &key.1)
+        {
+            log::warn!("{e}");
+        }
+    }
+}
