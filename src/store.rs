@@ -209,7 +209,10 @@ impl Store {
         let bytes = parts.rebuilder.node(&*parts.packs, NodeKind::Tree, id)?;
         let tree = Arc::new(Tree::decode(&bytes)?);
         // Decoded, a tree takes a few times its bytes.
-        self.0.trees.lock().put(*id, tree.clone(), (bytes.len() as u64 * 3).min(OPEN_BYTES));
+        self.0
+            .trees
+            .lock()
+            .put(*id, tree.clone(), (bytes.len() as u64 * 3).min(OPEN_BYTES));
         Ok(tree)
     }
 
@@ -223,7 +226,10 @@ impl Store {
         let source: Arc<dyn NodeSource> = parts.packs.clone();
         let stored = StoredFile::load(&parts.rebuilder, source, hash, len)?;
         let view = Arc::new(FileView::stored(Arc::new(stored)));
-        self.0.files.lock().put(key, view.clone(), view.weight().min(OPEN_BYTES));
+        self.0
+            .files
+            .lock()
+            .put(key, view.clone(), view.weight().min(OPEN_BYTES));
         Ok(view)
     }
 
