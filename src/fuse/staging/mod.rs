@@ -1,6 +1,6 @@
 //! The staging directory of the mount: ordinary files on disk that become versions once they are left alone.
 //!
-//! The rules are written down in docs/semantics-staging.md. Bytes being written lie in STORE/staging/tree/BRANCH/…, durable
+//! The rules are written down in docs/SEMANTICS.md. Bytes being written lie in STORE/staging/tree/BRANCH/…, durable
 //! marks in STORE/staging/state; one process owns both by a lock, all others only look.
 
 mod attributes;
