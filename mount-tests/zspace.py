@@ -106,7 +106,8 @@ class Mount:
         if self.process.poll() is not None:
             raise AssertionError(f"mount ended with {self.process.returncode}\n{self.messages()}")
         try:
-            return is_mounted(self.path) and (self.path / "staging").is_dir()
+            # statvfs asks the mount itself: of a dead one, the kernel still remembers names and attributes.
+            return is_mounted(self.path) and bool(os.statvfs(self.path)) and (self.path / "staging").is_dir()
         except OSError:  # a dead mount point that is about to be cleared
             return False
 

@@ -47,8 +47,9 @@ impl Default for Options {
     }
 }
 
-/// Bytes of open files (manifests, layouts) and directories that are kept.
-const OPEN_BYTES: u64 = 32 << 20;
+/// Bytes of open files (manifests, layouts), and of directories, that are kept. One that is larger is kept alone: to load it
+/// anew for every look-up of one of its tensors would never end.
+const OPEN_BYTES: u64 = 64 << 20;
 
 /// An open store; clones share it.
 #[derive(Clone)]
@@ -208,7 +209,10 @@ impl Store {
         let bytes = parts.rebuilder.node(&*parts.packs, NodeKind::Tree, id)?;
         let tree = Arc::new(Tree::decode(&bytes)?);
         // Decoded, a tree takes a few times its bytes.
-        self.0.trees.lock().put(*id, tree.clone(), bytes.len() as u64 * 3);
+        self.0
+            .trees
+            .lock()
+            .put(*id, tree.clone(), (bytes.len() as u64 * 3).min(OPEN_BYTES));
         Ok(tree)
     }
 
@@ -222,7 +226,10 @@ impl Store {
         let source: Arc<dyn NodeSource> = parts.packs.clone();
         let stored = StoredFile::load(&parts.rebuilder, source, hash, len)?;
         let view = Arc::new(FileView::stored(Arc::new(stored)));
-        self.0.files.lock().put(key, view.clone(), view.weight());
+        self.0
+            .files
+            .lock()
+            .put(key, view.clone(), view.weight().min(OPEN_BYTES));
         Ok(view)
     }
 

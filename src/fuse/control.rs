@@ -1,6 +1,6 @@
 //! The control socket of a store's staging area, by which a command line talks to the mount that owns it.
 //!
-//! STORE/staging/control.sock, mode 0600. One JSON object on a line asks, one on a line answers (docs/semantics-staging.md,
+//! STORE/staging/control.sock, mode 0600. One JSON object on a line asks, one on a line answers (docs/SEMANTICS.md,
 //! "Control socket").
 
 use super::staging::{Staging, path_text, text_path};

@@ -211,9 +211,10 @@ fn prepare(store: &Store, mnt: &Path) -> Result<PathBuf> {
     Ok(mnt)
 }
 
-/// Whether it is the mount point of a mount whose process has ended.
+/// Whether it is the mount point of a mount whose process has ended. Asks with statfs, which the kernel always passes on: it
+/// answers a stat of the root from what it remembers.
 fn is_dead(mnt: &Path) -> bool {
-    matches!(rustix::fs::stat(mnt), Err(Errno::NOTCONN))
+    matches!(rustix::fs::statvfs(mnt), Err(Errno::NOTCONN))
 }
 
 /// Whether a process of this user or another is running: neither gone nor a zombie.

@@ -2,9 +2,9 @@
 
 use super::backing::{Backing, attr_of, committed_meanwhile};
 use super::names::{self, errno};
-use super::ops::{Need, open_regular};
+use super::ops::{Need, open_regular, regular};
 use super::repo::{absent, find, timespec};
-use super::{Located, Staging, copyup, version_attr};
+use super::{Located, Staging, copyup, kind_of_entry, version_attr};
 use crate::error::{IoContext, Result};
 use crate::fuse::attr::Attr;
 use crate::store::{EntryKind, Timestamp};
@@ -104,6 +104,9 @@ impl Staging {
                 path: inside,
             } => {
                 let entry = find(self.repo.as_ref(), &version, &inside)?;
+                if change.size.is_some() {
+                    regular(kind_of_entry(&entry))?;
+                }
                 // Owner and access time are not kept by a version.
                 let mtime = |t| matches!(t, SetTime::At(t) if t == entry.mtime);
                 let same = change.mode.is_none_or(|m| m & 0o7777 == entry.mode)

@@ -4,10 +4,10 @@ use super::attributes::set_mode;
 use super::backing::{Backing, committed_meanwhile};
 use super::handle::Handle;
 use super::names::{self, errno};
-use super::ops::{Need, open_regular};
+use super::ops::{Need, open_regular, regular};
 use super::repo::{absent, find};
 use super::state::Open;
-use super::{Guard, Located, Staging, copyup};
+use super::{Guard, Located, Staging, copyup, kind_of_entry};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::fuse::attr::{Attr, FileKind};
 use crate::store::EntryKind;
@@ -78,15 +78,22 @@ impl Staging {
                 path: inside,
             } if truncate && path.len() == 2 => {
                 let entry = find(self.repo.as_ref(), &version, &inside)?;
-                if !matches!(entry.kind, EntryKind::File { .. }) {
-                    return Err(errno(libc::EISDIR, "no regular file"));
-                }
+                regular(kind_of_entry(&entry))?;
                 self.change(&mut g, path, Need::Nothing, |b, _| {
                     copyup::empty_like(&b.path(path), &entry)?;
                     open_regular(b, path, oflags)
                 })?
             }
-            _ => self.change(&mut g, path, Need::Whole, |b, _| open_regular(b, path, oflags))?,
+            Located::Version {
+                version,
+                path: inside,
+            } => {
+                regular(kind_of_entry(&find(self.repo.as_ref(), &version, &inside)?))?;
+                self.change(&mut g, path, Need::Whole, |b, _| open_regular(b, path, oflags))?
+            }
+            Located::Disk(_) => {
+                self.change(&mut g, path, Need::Whole, |b, _| open_regular(b, path, oflags))?
+            }
         };
         if truncate {
             g.clear(path);
@@ -205,24 +212,29 @@ impl Staging {
     pub fn link(&self, from: &[Vec<u8>], to: &[Vec<u8>]) -> Result<Attr> {
         names::check(from)?;
         names::check(to)?;
-        {
+        let pin = {
             let mut g = self.lock();
             self.check_writable(&g)?;
             self.wait_idle(&mut g, from);
+            let at = self.locate_in(&g, from)?;
             if to.len() >= 2 {
                 self.free(&mut g, to)?;
             }
-            match self.locate_in(&g, from)? {
-                Located::Version { .. } => drop(self.begin(&mut g, from, Need::Whole)?),
-                Located::Disk(_) => {}
-                Located::Branch(_) | Located::Root => return Err(errno(libc::EPERM, "a directory")),
+            if self.attr_in(&g, from)?.kind == FileKind::Dir {
+                return Err(errno(libc::EPERM, "a directory"));
             }
-        }
-        self.make(to, |b| {
+            if matches!(at, Located::Version { .. }) {
+                self.begin(&mut g, from, Need::Whole)?;
+            }
+            self.pin(&mut g, from)
+        };
+        let made = self.make(to, |b| {
             let ((from_dir, from_name), (dir, name)) = (b.parent(from)?, b.parent(to)?);
             rustix::fs::linkat(&from_dir, from_name, &dir, name, AtFlags::empty())
                 .doing(|| format!("link {}", names::show(to)))
-        })
+        });
+        self.lock().opens.remove(&pin);
+        made
     }
 
     /// Where a symbolic link points.

@@ -1,4 +1,4 @@
-//! Durable marks: what an entry's backing files are worth after a crash (docs/semantics-staging.md, "Marks").
+//! Durable marks: what an entry's backing files are worth after a crash (docs/FORMAT.md, "Marks").
 
 use super::names;
 use crate::error::{Error, IoContext, Kind, Result};

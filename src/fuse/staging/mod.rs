@@ -1,6 +1,6 @@
 //! The staging directory of the mount: ordinary files on disk that become versions once they are left alone.
 //!
-//! The rules are written down in docs/semantics-staging.md. Bytes being written lie in STORE/staging/tree/BRANCH/…, durable
+//! The rules are written down in docs/SEMANTICS.md. Bytes being written lie in STORE/staging/tree/BRANCH/…, durable
 //! marks in STORE/staging/state; one process owns both by a lock, all others only look.
 
 mod attributes;
@@ -41,6 +41,7 @@ use names::errno;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use repo::{Repo, absent, find};
 use state::{Inner, Key, key_of};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -155,10 +156,10 @@ impl Staging {
             return Ok(Located::Branch(branch));
         }
         let key = (branch, path[1].clone());
-        match self.mark_of(g, &key)? {
-            Some(Mark::Committed { origin }) => self.in_version(&origin, &path[2..]),
+        match self.mark_of(g, &key)?.as_deref() {
+            Some(Mark::Committed { origin }) => self.in_version(origin, &path[2..]),
             Some(Mark::Dirty { base: Some(base) }) if self.backing()?.stat(&path[..2])?.is_none() => {
-                self.in_version(&base, &path[2..])
+                self.in_version(base, &path[2..])
             }
             _ => match self.backing()?.stat(path)? {
                 Some(_) => Ok(Located::Disk(self.backing()?.path(path))),
@@ -167,10 +168,10 @@ impl Staging {
         }
     }
 
-    fn mark_of(&self, g: &Inner, key: &Key) -> Result<Option<Mark>> {
+    fn mark_of<'a>(&self, g: &'a Inner, key: &Key) -> Result<Option<Cow<'a, Mark>>> {
         match self.is_owner() {
-            true => Ok(g.entries.get(key).map(|e| e.mark.clone())),
-            false => self.marks.load(&key.0, &key.1),
+            true => Ok(g.entries.get(key).map(|e| Cow::Borrowed(&e.mark))),
+            false => Ok(self.marks.load(&key.0, &key.1)?.map(Cow::Owned)),
         }
     }
 
@@ -285,7 +286,7 @@ impl Staging {
                 };
                 let tree = self.repo.tree(&tree)?;
                 let mark = key_of(path).map_or(Ok(None), |key| self.mark_of(g, &key))?;
-                let gone = mark.as_ref().and_then(Mark::origin).map(|o| &o.gone);
+                let gone = mark.as_deref().and_then(Mark::origin).map(|o| &o.gone);
                 let shown = tree.entries().iter().filter(|e| {
                     gone.is_none_or(|g| {
                         g.is_empty() || !g.contains(&[&path[2..], std::slice::from_ref(&e.name)].concat())
@@ -302,16 +303,20 @@ impl Staging {
             Some(_) => self.backing()?.list(&path)?.into_iter().collect(),
             None => BTreeMap::new(),
         };
-        let marks: Vec<(Vec<u8>, Mark)> = match self.is_owner() {
+        let marks: Vec<(Vec<u8>, Cow<'_, Mark>)> = match self.is_owner() {
             true => {
                 let of = g.entries.iter().filter(|(key, _)| key.0 == branch);
-                of.map(|(key, e)| (key.1.clone(), e.mark.clone())).collect()
+                of.map(|(key, e)| (key.1.clone(), Cow::Borrowed(&e.mark)))
+                    .collect()
             }
-            false => self.marks.of_branch(branch)?,
+            false => {
+                let all = self.marks.of_branch(branch)?.into_iter();
+                all.map(|(name, mark)| (name, Cow::Owned(mark))).collect()
+            }
         };
         for (name, mark) in marks {
             let Some(origin) = mark.origin() else { continue };
-            if matches!(mark, Mark::Dirty { .. }) && all.contains_key(&name) {
+            if matches!(*mark, Mark::Dirty { .. }) && all.contains_key(&name) {
                 continue;
             }
             let entry = self

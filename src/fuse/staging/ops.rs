@@ -5,7 +5,7 @@ use super::backing::{Backing, attr_of, kind_of};
 use super::marks::Mark;
 use super::names::{self, errno};
 use super::repo::absent;
-use super::state::{Entry, Key, key_of, path_of};
+use super::state::{Entry, Key, Open, key_of, path_of};
 use super::{Guard, Staging};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::fuse::attr::{Attr, FileKind};
@@ -157,6 +157,14 @@ impl Staging {
         }
     }
 
+    /// Keeps an entry from being committed while several steps are taken on it; undone by removing the number from `opens`.
+    pub(super) fn pin(&self, g: &mut Guard<'_>, path: &names::Path) -> u64 {
+        let id = g.number();
+        let (path, tick) = (Some(path.to_vec()), Default::default());
+        g.opens.insert(id, Open { path, tick });
+        id
+    }
+
     /// Forgets an entry: nothing is staged under its name.
     pub(super) fn forget(&self, g: &mut Guard<'_>, key: &Key) {
         g.entries.remove(key);
@@ -176,9 +184,16 @@ pub(super) fn path_key(path: &names::Path) -> Key {
 
 pub(super) fn open_regular(b: &Backing, path: &names::Path, flags: OFlags) -> Result<File> {
     let stat = b.stat(path)?.ok_or_else(|| absent(path))?;
-    match kind_of(stat.st_mode) {
-        FileKind::File => Ok(File::from(b.open_at(path, flags, Mode::empty())?)),
+    regular(kind_of(stat.st_mode))?;
+    Ok(File::from(b.open_at(path, flags, Mode::empty())?))
+}
+
+/// Fails as open(2) with O_NOFOLLOW does on what is no regular file.
+pub(super) fn regular(kind: FileKind) -> Result<()> {
+    match kind {
+        FileKind::File => Ok(()),
         FileKind::Dir => Err(errno(libc::EISDIR, "a directory")),
+        FileKind::Symlink => Err(errno(libc::ELOOP, "a symbolic link")),
         _ => Err(errno(libc::ENXIO, "no regular file")),
     }
 }

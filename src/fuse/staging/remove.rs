@@ -79,7 +79,15 @@ impl Staging {
                 Mark::Committed { origin } => {
                     self.marks.append_gone(&key.0, &key.1, rel)?;
                     // Of a directory only its own name is kept.
-                    origin.gone.retain(|p| !p.starts_with(rel));
+                    let below: Vec<_> = origin
+                        .gone
+                        .range(rel.to_vec()..)
+                        .take_while(|p| p.starts_with(rel))
+                        .cloned()
+                        .collect();
+                    for p in &below {
+                        origin.gone.remove(p);
+                    }
                     origin.gone.insert(rel.to_vec());
                 }
                 Mark::Dirty { .. } => return Err(committed_meanwhile()),

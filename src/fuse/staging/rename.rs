@@ -41,11 +41,13 @@ impl Staging {
                 return Err(Error::new(Kind::Exists, format!("{} exists", names::show(to))));
             }
             None if exchange => return Err(absent(to)),
+            _ if from == to => return Ok(()),
+            _ if to.starts_with(from) || exchange && from.starts_with(to) => {
+                return Err(errno(libc::EINVAL, "a directory cannot go into itself"));
+            }
+            _ if from.starts_with(to) => return Err(errno(libc::ENOTEMPTY, "directory not empty")),
             Some(Located::Version { .. }) if !exchange => self.check_replace(&g, from, to)?,
             _ => {}
-        }
-        if from == to {
-            return Ok(());
         }
         let need = if to.len() == 2 && !exchange {
             Need::Nothing
@@ -53,11 +55,13 @@ impl Staging {
             Need::Whole
         };
         let source_before = self.begin(&mut g, from, Need::Whole)?;
+        let pin = self.pin(&mut g, from);
         let done = self.change(&mut g, to, need, |b, _| {
             let ((from_dir, from_name), (to_dir, to_name)) = (b.parent(from)?, b.parent(to)?);
             rustix::fs::renameat_with(&from_dir, from_name, &to_dir, to_name, flags)
                 .doing(|| format!("rename {} to {}", names::show(from), names::show(to)))
         });
+        g.opens.remove(&pin);
         self.end(&mut g, from, source_before, done)?;
         self.renamed(&mut g, from, to, exchange);
         Ok(())

@@ -2,6 +2,7 @@
 
 mod changes;
 mod crash;
+mod model;
 mod settling;
 mod writers;
 
