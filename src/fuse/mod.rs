@@ -1,9 +1,10 @@
 //! The mount: a store as a file system (docs/SEMANTICS.md says what it promises).
 //!
-//! `door` and `session` alone know FUSE; all else answers in plain types and is tested without a mount. `files` is what the door
+//! `door`, `answers` and `session` alone know FUSE; all else answers in plain types and is tested without a mount. `files` is what the door
 //! calls: it finds out by the inode whether a request goes to `namespace` (versions and their views, which never change) or to
 //! `staging` (ordinary files on their way to a commit).
 
+mod answers;
 mod attr;
 mod attributes;
 mod changes;
