@@ -20,8 +20,9 @@ const LARGE: usize = 64;
 /// The same for files that are themselves too small to be worth a long search.
 const SMALL: u64 = 64 << 10;
 const ALIKE_SMALL: usize = 4;
-/// Files of one version that are listed at all.
-const LISTED: usize = 1_000_000;
+/// Files that are listed, of all versions together, and files whose chunks are held: what bounds the memory.
+const LISTED: usize = 300_000;
+const LOADED: usize = 50_000;
 
 /// Names a chunk by the tensors it holds (see `Layout::chunk_keys`).
 pub(super) type ChunkKey = [u8; 16];
@@ -31,6 +32,7 @@ pub(super) struct Bases {
     packs: Arc<Packs>,
     rebuilder: Arc<Rebuilder>,
     versions: Vec<(Arc<Numbered>, Option<Arc<Listing>>)>,
+    listed: usize,
     loaded: HashMap<FileKey, Arc<Offer>>,
 }
 
@@ -101,6 +103,7 @@ impl Bases {
             packs: parts.packs.clone(),
             rebuilder: parts.rebuilder.clone(),
             versions,
+            listed: 0,
             loaded: HashMap::new(),
         }
     }
@@ -157,6 +160,7 @@ impl Bases {
             log::warn!("no bases from {}: {e}", version.name());
             Listing::default()
         });
+        self.listed += files.paths.len();
         let files = Arc::new(files);
         self.versions[v].1 = Some(files.clone());
         files
@@ -179,7 +183,7 @@ impl Bases {
                     EntryKind::File { .. } | EntryKind::Symlink(_) => {}
                 }
             }
-            if out.paths.len() > LISTED {
+            if self.listed + out.paths.len() >= LISTED {
                 break;
             }
         }
@@ -197,6 +201,9 @@ impl Bases {
             }
             Offer::default()
         }));
+        if self.loaded.len() >= LOADED {
+            self.loaded.clear();
+        }
         self.loaded.insert((hash, len), offer.clone());
         offer
     }

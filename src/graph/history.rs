@@ -91,13 +91,12 @@ impl History {
                 self.sorted_ids.insert(id, ());
             }
             Change::Branch { name, from } => {
-                self.branches.insert(
-                    name,
-                    Branch {
-                        from,
-                        versions: Vec::new(),
-                    },
-                );
+                // One that is there keeps its versions, whatever the journal says.
+                let fresh = Branch {
+                    from,
+                    versions: Vec::new(),
+                };
+                self.branches.entry(name).or_insert(fresh);
             }
             Change::Tag { name, version } => {
                 self.tags.insert(name, version);
