@@ -9,6 +9,7 @@ def natural(path):
     """Sorts checkpoint-9 before checkpoint-10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
+
 def sha256(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
