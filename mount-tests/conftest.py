@@ -7,12 +7,16 @@ os.environ.pop("ZSPACE_STORE", None)
 import importlib.machinery
 import importlib.util
 import shutil
+from pathlib import Path
 
 import pytest
 
+from files import natural
 from zspace import BINARY, ROOT, Mount, Zspace
 
 DATA = ROOT / "mount-tests/data"
+# Directories of further series (files or directories, in the order of their names) to send through the mount, by name.
+FURTHER = {Path(p).name: Path(p) for p in os.environ.get("ZSPACE_SERIES", "").split(":") if p}
 
 
 def pytest_sessionstart(session):
@@ -64,9 +68,13 @@ def make_series():
 def series(make_series, tmp_path_factory):
     """Trains a series of a kind once, and gives the paths of its checkpoints: `series("hf")`. "shipped" is the one in
     data/, "long" is twelve low-rate checkpoints."""
-    made = {"shipped": sorted(DATA.glob("*.safetensors"))}
+    kept = {name: sorted(path.iterdir(), key=natural) for name, path in FURTHER.items()}
+    kept["shipped"] = sorted(DATA.glob("*.safetensors"))
+    made = {}
 
     def get(kind):
+        if kind in kept:
+            return kept[kind]
         if kind not in made:
             options = {"checkpoints": 3, "every": 5, "warm": 20}
             if kind == "long":
@@ -76,5 +84,4 @@ def series(make_series, tmp_path_factory):
 
     yield get
     for paths in made.values():
-        if paths[0].parent != DATA:
-            shutil.rmtree(paths[0].parent)
+        shutil.rmtree(paths[0].parent)

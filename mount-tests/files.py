@@ -1,7 +1,13 @@
 """Files and directories as values that can be compared."""
 import hashlib
 import os
+import re
 import stat
+
+
+def natural(path):
+    """Sorts checkpoint-9 before checkpoint-10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
 
 def sha256(path):

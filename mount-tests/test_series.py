@@ -7,9 +7,10 @@ import time
 import pytest
 
 import doors
+from conftest import FURTHER
 from files import snapshot
 
-KINDS = ["shipped", "bf16", "dense", "adamw", "hf"]
+KINDS = ["shipped", "bf16", "dense", "adamw", "hf", *FURTHER]
 
 
 def copy_in(mount, sources, first=1):
@@ -41,7 +42,7 @@ def test_series_round_trip(mount, series, kind):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kind", ["shipped", "adamw", "hf"])
+@pytest.mark.parametrize("kind", ["shipped", "adamw", "hf", *FURTHER])
 def test_series_survives_a_kill_in_the_middle_of_a_copy(mount, series, kind):
     *sources, last = series(kind)
     copy_in(mount, sources)
