@@ -5,7 +5,7 @@ mod export;
 mod file;
 mod stats;
 
-pub use crate::commit::{CommitRequest, Committed, OnProgress, Progress};
+pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Progress};
 pub use crate::graph::{Entry, EntryKind, MAIN, Numbered, Timestamp, Tree, check_name};
 pub use crate::id::{FileHash, NodeId, VersionId};
 pub use crate::rebuild::{Counters, Slice};
@@ -93,6 +93,7 @@ impl Store {
                 rebuilder,
                 history,
                 threads: options.threads,
+                dir: dir.to_owned(),
             },
             files: Mutex::new(ByteLru::new(OPEN_BYTES)),
             trees: Mutex::new(ByteLru::new(OPEN_BYTES)),
@@ -289,7 +290,12 @@ impl Store {
 
     /// Commits the request as its branch's next version. Returns once it is durable.
     pub fn commit(&self, request: &CommitRequest) -> Result<Committed> {
-        commit::commit(&self.0.parts, request)
+        self.commit_if(request, &|| Ok(()))
+    }
+
+    /// As [`Store::commit`], but asks `confirm` when everything has been read; its error gives the commit up.
+    pub fn commit_if(&self, request: &CommitRequest, confirm: Confirm<'_>) -> Result<Committed> {
+        commit::commit(&self.0.parts, request, confirm)
     }
 
     /// What a file on disk looks like, without reading more than its headers.

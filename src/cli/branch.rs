@@ -2,7 +2,6 @@
 
 use super::{Context, show};
 use crate::error::Result;
-use crate::store::Options;
 
 /// List the branches, or make one (`branch NAME REV` forks it off REV)
 #[derive(clap::Args)]
@@ -15,7 +14,7 @@ pub(super) struct Args {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     if let Some(name) = &args.name {
-        let store = context.open_or_init(&Options::default())?;
+        let store = context.open()?;
         return store.make_branch(name, args.rev.as_deref());
     }
     let store = context.open()?;

@@ -40,6 +40,10 @@ struct Line {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
+    // Before anything is committed: a typo in the last name should not leave half of it done.
+    for path in &args.paths {
+        std::fs::metadata(path).map_err(|e| Error::io(path.display().to_string(), e))?;
+    }
     for path in &args.paths {
         let done = match control::staged(path)? {
             Some(staged) => in_staging(args, path, &staged)?,
@@ -94,8 +98,12 @@ fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Committed> {
             format!("{} has no name to commit it under", path.display()),
         )
     })?;
-    if let Err(e) = std::fs::metadata(&whole) {
-        return Err(Error::io(path.display().to_string(), e));
+    if control::is_whole_door(&whole) {
+        let why = format!(
+            "{} is a mount or a whole part of it: commit something inside",
+            path.display()
+        );
+        return Err(Error::new(Kind::Refused, why));
     }
     let store = context.open_or_init(&Options::default())?;
     let bar = show::bar(&path.display().to_string(), 0);
@@ -114,6 +122,9 @@ fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Committed> {
     let done = store.commit(&request);
     bar.finish_and_clear();
     let done = done?;
-    store.close()?;
+    // The version is durable; an index that could not be written costs the next opening time, no more.
+    if let Err(e) = store.close() {
+        log::warn!("{e}");
+    }
     Ok(done)
 }

@@ -32,6 +32,19 @@ struct Line {
 pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let store = context.open()?;
     let versions = store.versions(&args.branch)?;
+    if versions.is_empty() {
+        match store.latest(&args.branch) {
+            Some(v) => eprintln!(
+                "zspace: {} has no version of its own yet; it follows {}",
+                args.branch,
+                v.name()
+            ),
+            None => eprintln!(
+                "zspace: {} has no version yet (`zspace branch` lists the others)",
+                args.branch
+            ),
+        }
+    }
     let tags = store.tags();
     let line = |v: &Numbered| Line {
         version: v.name(),

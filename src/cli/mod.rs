@@ -95,7 +95,13 @@ impl Context {
 
     /// The store, made if absent.
     fn open_or_init(&self, options: &Options) -> Result<Store> {
-        Store::open_or_init(&self.dir()?, options)
+        let dir = self.dir()?;
+        match Store::init(&dir) {
+            Ok(()) => eprintln!("zspace: made a store in {}", dir.display()),
+            Err(e) if e.kind() == Kind::Exists => {}
+            Err(e) => return Err(e),
+        }
+        Store::open(&dir, options)
     }
 }
 

@@ -93,11 +93,15 @@ fn start(context: &Context, args: &Args) -> Result<()> {
         _ => {}
     }
     let log = dir.join("mount.log");
-    let err = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&log)
-        .doing(|| log.display().to_string())?;
+    // A store that cannot be written can still be served.
+    let err = match OpenOptions::new().create(true).append(true).open(&log) {
+        Ok(file) => Stdio::from(file),
+        Err(e) if args.read_only => {
+            eprintln!("zspace: without a log: {}: {e}", log.display());
+            Stdio::null()
+        }
+        Err(e) => return Err(Error::io(log.display().to_string(), e)),
+    };
     let program = std::env::current_exe().doing(|| "find this program".into())?;
     let seconds = |d: Duration| d.as_secs_f64().to_string();
     let mut command = Command::new(program);

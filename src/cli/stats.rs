@@ -27,6 +27,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         show::bytes(s.journal),
         show::bytes(s.index),
     );
+    if s.unused > 0 {
+        text += &format!(
+            "{} of the packs belong to no version: left by interrupted commits\n\n",
+            show::bytes(s.unused)
+        );
+    }
     let ratio = |stored: u64, raw: u64| {
         if raw == 0 {
             "-".into()
@@ -67,8 +73,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         ]);
     }
     text += &format!("\n{}", show::table(&rows, &[2, 3, 4, 5]));
-    let mut rows = vec![vec!["deltas to apply".to_owned(), "chunks".to_owned()]];
-    rows.extend(s.depths.iter().map(|(d, n)| vec![d.to_string(), n.to_string()]));
-    text += &format!("\n{}", show::table(&rows, &[0, 1]));
+    if !s.depths.is_empty() {
+        let mut rows = vec![vec!["deltas to apply".to_owned(), "chunks".to_owned()]];
+        rows.extend(s.depths.iter().map(|(d, n)| vec![d.to_string(), n.to_string()]));
+        text += &format!("\n{}", show::table(&rows, &[0, 1]));
+    }
     show::print(&text)
 }

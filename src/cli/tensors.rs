@@ -31,7 +31,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let version = store.resolve(rev)?;
     let entries = match path.trim_matches('/') {
         "" => store.walk(&version)?,
-        path => vec![(path.as_bytes().to_vec(), store.entry(&version, path.as_bytes())?)],
+        path => {
+            let entry = store.entry(&version, path.as_bytes())?;
+            match &entry.kind {
+                EntryKind::Dir { tree, .. } => store.walk_tree(tree, format!("{path}/").as_bytes())?,
+                _ => vec![(path.as_bytes().to_vec(), entry)],
+            }
+        }
     };
     let mut rows = Vec::new();
     for (path, e) in entries {

@@ -3,7 +3,7 @@
 use super::Parts;
 use crate::codec::{self, Codec};
 use crate::error::{Error, Kind, Result};
-use crate::graph::{Delta, NodeKind, NodeMeta};
+use crate::graph::{Delta, Manifest, NodeKind, NodeMeta};
 use crate::id::NodeId;
 use crate::pack::{Meta, Node, PackRange, PackWriter, Packs};
 use crate::rebuild::{NodeSource, Rebuilder};
@@ -166,7 +166,7 @@ impl Encoder {
             .ok()
             .filter(|n| *n <= kind.max_len())
             .ok_or_else(too_long)?;
-        if self.source.contains(&id)? {
+        if self.has(kind, id, raw)? {
             return Ok(());
         }
         if let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten() {
@@ -191,6 +191,29 @@ impl Encoder {
             (meta.codec, encoded.payload) = (Codec::Raw, raw.to_vec());
         }
         self.source.append(kind, &id, &meta, &encoded.payload)
+    }
+
+    /// Whether the node is there *and* reads back as these bytes. One that does not is appended again: a commit must not be
+    /// acknowledged on top of damage, and the new copy serves the older versions too.
+    fn has(&self, kind: NodeKind, id: NodeId, raw: &[u8]) -> Result<bool> {
+        if !self.source.contains(&id)? {
+            return Ok(false);
+        }
+        match self.rebuilder.node(&*self.source, kind, &id) {
+            // A manifest of another encoding is as good, if its chunks are there.
+            Ok(there) if kind == NodeKind::Manifest && there != raw => {
+                let chunks = Manifest::decode(&there)?.chunks;
+                chunks
+                    .iter()
+                    .try_fold(true, |all, c| Ok(all && self.source.contains(c)?))
+            }
+            Ok(there) => Ok(there == raw),
+            Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
+                log::warn!("stored again: {e}");
+                Ok(false)
+            }
+            Err(e) => Err(e),
+        }
     }
 
     /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.

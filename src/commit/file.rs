@@ -185,7 +185,8 @@ impl Commit<'_> {
                 )
             };
             let mut buf = vec![0; READ.min(len as usize + 1)];
-            let mut input = file;
+            // One byte more tells of a file that grows; to follow it could take for ever.
+            let mut input = file.take(len + 1);
             loop {
                 let n = input.read(&mut buf).map_err(|e| read_error(&e))?;
                 if n == 0 {

@@ -19,6 +19,7 @@ use crate::rebuild::Rebuilder;
 use base::Bases;
 use encode::{Encoder, Job};
 use parking_lot::Mutex;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -75,6 +76,8 @@ pub struct Parts {
     pub rebuilder: Arc<Rebuilder>,
     /// What was committed before.
     pub history: Arc<LiveHistory>,
+    /// The store's directory.
+    pub dir: PathBuf,
     /// Encoder threads.
     pub threads: usize,
 }
@@ -87,6 +90,8 @@ struct Commit<'a> {
     bases: Mutex<Bases>,
     total: u64,
     done: AtomicU64,
+    /// Device and inode of the store's directory, which must not be committed into itself.
+    store: Option<(u64, u64)>,
 }
 
 impl Commit<'_> {
@@ -101,8 +106,12 @@ impl Commit<'_> {
     }
 }
 
-/// Commits the request as the branch's next version. Returns once it is durable.
-pub fn commit(parts: &Parts, request: &CommitRequest) -> Result<Committed> {
+/// Says, once everything was read, whether what was read is what should be published.
+pub type Confirm<'a> = &'a (dyn Fn() -> Result<()> + Sync);
+
+/// Commits the request as the branch's next version. Returns once it is durable. An error of `confirm`, asked when everything has
+/// been read, gives it up.
+pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> Result<Committed> {
     check_name("branch", &request.branch)?;
     let first = request
         .entries
@@ -125,6 +134,8 @@ pub fn commit(parts: &Parts, request: &CommitRequest) -> Result<Committed> {
         Some(_) => walk::total_len(request),
         None => 0,
     };
+    // None for a store that is on no real disk.
+    let store = std::fs::metadata(&parts.dir).ok().map(|m| (m.dev(), m.ino()));
     let encoder = Encoder::new(parts)?;
     let found = std::thread::scope(|scope| {
         let jobs = encode::start_workers(scope, &encoder, parts.threads);
@@ -136,6 +147,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest) -> Result<Committed> {
             bases,
             total,
             done: AtomicU64::new(0),
+            store,
         };
         walk::walk(&commit)
     })?;
@@ -143,6 +155,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest) -> Result<Committed> {
     let (len, bytes) = (tree.len(), tree.encode());
     let tree_id = Tree::id(&bytes);
     encoder.node(crate::graph::NodeKind::Tree, tree_id, &bytes, None)?;
+    confirm()?;
     let range = encoder.finish()?;
     let stored = range.to - range.from;
     let version = Version {

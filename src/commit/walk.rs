@@ -127,6 +127,13 @@ impl Walk {
         entry.xattrs = user_xattrs(source)?;
         if kind.is_dir() {
             let here = (meta.dev(), meta.ino());
+            if Some(here) == commit.store {
+                let why = format!(
+                    "{} is the store itself: commit something outside of it",
+                    source.display()
+                );
+                return Err(Error::new(Kind::Refused, why));
+            }
             if self.above.contains(&here) {
                 return Err(Error::new(
                     Kind::Refused,

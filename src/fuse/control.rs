@@ -251,6 +251,11 @@ fn attribute(path: &Path, name: &str) -> Option<Vec<u8>> {
     Some(value)
 }
 
+/// Whether `path` is a mount itself or one of the directories at its top.
+pub fn is_whole_door(path: &Path) -> bool {
+    attribute(path, "user.zspace.path").is_some_and(|inside| !inside.contains(&b'/'))
+}
+
 /// What `path` is in a mount's staging directory; none if it lies elsewhere.
 pub fn staged(path: &Path) -> Result<Option<Staged>> {
     let (Some(store), Some(inside)) = (store_of(path), attribute(path, "user.zspace.path")) else {

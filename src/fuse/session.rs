@@ -8,11 +8,13 @@ use super::staging::{Settle, Staging};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::store::{Store, Timestamp};
 use fuser::{Config, MountOption, Session, SessionACL};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount as sys_unmount};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsStr;
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -89,6 +91,7 @@ pub fn mount(
     );
     let files = Arc::new(Files::new(store.clone(), staging.clone(), uid, gid, now()));
     let door = DoorFs::new(files, options.threads)?;
+    let alone = only_here(&mnt)?;
     let session = Session::new(door, &mnt, &config(options)).map_err(|e| {
         let hint = match e.kind() {
             std::io::ErrorKind::NotFound => " (is the fuse kernel module loaded?)",
@@ -99,6 +102,7 @@ pub fn mount(
         };
         Error::io(format!("mount {}{hint}", mnt.display()), e)
     })?;
+    drop(alone);
     let signals = end_on_signals(mnt.clone(), staging.clone(), options)?;
     let at = mnt.clone();
     let announce = move || {
@@ -182,6 +186,30 @@ fn config(options: &MountOptions) -> Config {
     config.n_threads = Some(EVENT_THREADS);
     config.clone_fd = true;
     config
+}
+
+/// Takes the mount point for as long as it is being mounted on: of several mounts made on it at once, one comes first and the
+/// others find it taken.
+fn only_here(mnt: &Path) -> Result<OwnedFd> {
+    let what = || format!("take the mount point {}", mnt.display());
+    let dir = rustix::fs::open(
+        mnt,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .doing(what)?;
+    rustix::fs::flock(&dir, rustix::fs::FlockOperation::LockExclusive).doing(what)?;
+    let (held, now) = (
+        rustix::fs::fstat(&dir).doing(what)?,
+        rustix::fs::stat(mnt).doing(what)?,
+    );
+    if (held.st_dev, held.st_ino) != (now.st_dev, now.st_ino) {
+        return Err(Error::new(
+            Kind::Busy,
+            format!("{} was mounted on just now", mnt.display()),
+        ));
+    }
+    Ok(dir)
 }
 
 /// Makes the mount point fit to be mounted on, and gives its true path.

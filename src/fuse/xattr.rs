@@ -102,7 +102,7 @@ impl Namespace {
 
 fn tensor_xattr(tensor: TensorInfo, name: &[u8]) -> String {
     match name {
-        b"name" => tensor.name,
+        b"name" => tensor.true_name,
         b"dtype" => tensor.dtype.to_string(),
         _ => {
             let dims: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();

@@ -1,6 +1,6 @@
 //! The history as the journal tells it: every version, branch and tag of the store, in memory.
 
-use super::names::{Rev, check_name, check_tag, is_id_prefix};
+use super::names::{Rev, check_branch, check_tag, is_id_prefix};
 use super::record::{Change, Record};
 use super::tree::Timestamp;
 use super::version::{Numbered, Version};
@@ -203,7 +203,9 @@ impl History {
         files: u64,
         stored: u64,
     ) -> Result<(Change, VersionId, u64)> {
-        check_name("branch", branch)?;
+        if !self.branches.contains_key(branch) {
+            check_branch(branch)?;
+        }
         if self.tags.contains_key(branch) {
             return Err(Error::new(
                 Kind::Exists,
@@ -231,7 +233,7 @@ impl History {
 
     /// The change that makes a branch.
     pub fn new_branch(&self, name: &str, from: Option<VersionId>) -> Result<Change> {
-        check_name("branch", name)?;
+        check_branch(name)?;
         if self.branches.contains_key(name) || self.tags.contains_key(name) {
             return Err(Error::new(
                 Kind::Exists,
@@ -346,6 +348,13 @@ mod tests {
         assert!(h.new_tag("best", a, true).is_ok());
         assert_eq!(h.new_tag("main", a, false).unwrap_err().kind(), Kind::Exists);
         assert_eq!(h.new_branch("best", None).unwrap_err().kind(), Kind::Exists);
+        for shadow in ["latest", "deadbeef", &a.to_string()[..9]] {
+            assert_eq!(
+                h.new_branch(shadow, None).unwrap_err().kind(),
+                Kind::Usage,
+                "{shadow}"
+            );
+        }
         assert_eq!(h.next("best", version(3), 1, 1).unwrap_err().kind(), Kind::Exists);
     }
 }

@@ -55,6 +55,19 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
     ))
 }
 
+/// Checks the name of a new branch: never `latest`, nor what could be a prefix of an id.
+pub(super) fn check_branch(name: &str) -> Result<()> {
+    check_name("branch", name)?;
+    if name == "latest" || is_id_prefix(name) {
+        let why = "`latest` and 8 or more hex digits mean something else already";
+        return Err(Error::new(
+            Kind::Usage,
+            format!("{name:?} is no name for a branch: {why}"),
+        ));
+    }
+    Ok(())
+}
+
 /// Checks a tag name: also never `latest`, all digits, or what could be a prefix of an id.
 pub(super) fn check_tag(name: &str) -> Result<()> {
     check_name("tag", name)?;

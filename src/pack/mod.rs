@@ -98,6 +98,8 @@ pub trait Ledger: Send + Sync {
 pub struct Sizes {
     /// Bytes of all packs.
     pub packs: u64,
+    /// Of these, the packs' own headers.
+    pub pack_headers: u64,
     /// Bytes of the journal, its copy and the durable mark.
     pub journal: u64,
     /// Bytes of the index.
@@ -147,6 +149,8 @@ pub struct Packs {
 struct Applied {
     pos: Pos,
     nodes: u64,
+    /// The highest number of a pack that was published.
+    last_pack: u32,
 }
 
 impl Packs {
@@ -289,6 +293,7 @@ impl Packs {
         self.ledger.apply(pos.seq, ranges, body)?;
         let mut applied = self.applied.lock();
         applied.pos = pos;
+        applied.last_pack = ranges.iter().map(|r| r.pack).fold(applied.last_pack, u32::max);
         applied.nodes += ranges.iter().map(|r| u64::from(r.count)).sum::<u64>();
         Ok(())
     }
@@ -354,23 +359,25 @@ impl Packs {
 
     /// What the store's files take up.
     pub fn sizes(&self) -> Result<Sizes> {
-        let total = |dir: &str| -> Result<u64> {
+        let total = |dir: &str| -> Result<(u64, u64)> {
             let dir = self.root.join(dir);
-            let mut sum = 0;
+            let (mut sum, mut files) = (0, 0);
             for name in store::list(&*self.disk, &dir)? {
                 match self.disk.open(&dir.join(name), false).and_then(|f| f.len()) {
-                    Ok(n) => sum += n,
+                    Ok(n) => (sum, files) = (sum + n, files + 1),
                     Err(e) if e.kind() == Kind::NotFound => {} // merged or dropped meanwhile
                     Err(e) => return Err(e),
                 }
             }
-            Ok(sum)
+            Ok((sum, files))
         };
+        let (packs, files) = total("packs")?;
         let nodes = self.applied.lock().nodes;
         Ok(Sizes {
-            packs: total("packs")?,
-            journal: total("journal")?,
-            index: total("index")?,
+            packs,
+            pack_headers: packs.min(files * parse::PACK_HEADER as u64),
+            journal: total("journal")?.0,
+            index: total("index")?.0,
             nodes,
         })
     }

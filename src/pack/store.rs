@@ -188,6 +188,7 @@ pub(super) fn open(
         applied: Mutex::new(Applied {
             pos: Pos::START,
             nodes: 0,
+            last_pack: 0,
         }),
         queue: Mutex::default(),
         wake: Condvar::new(),

@@ -249,7 +249,9 @@ fn new_pack(packs: &Packs) -> Result<OpenPack> {
         }
         names => names?,
     };
-    let mut number = taken.iter().filter_map(|n| pack_number(n)).max().unwrap_or(0);
+    // A pack that was published keeps its number even if it is missing: it may come back.
+    let present = taken.iter().filter_map(|n| pack_number(n)).max();
+    let mut number = present.unwrap_or(0).max(packs.applied.lock().last_pack);
     loop {
         number = number
             .checked_add(1)

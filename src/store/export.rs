@@ -1,7 +1,7 @@
 //! A whole version, or a part of one, written to a directory.
 
 use super::{Entry, EntryKind, Numbered, Store, Timestamp};
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, IoContext, Kind, Result};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -62,8 +62,13 @@ impl Store {
                             .doing(|| format!("create link {}", path.display()))?;
                         continue;
                     }
-                    self.export_file(hash, *len, &path, told)
-                        .map_err(|e| e.context(path.display()))?;
+                    if let Err(e) = self.export_file(hash, *len, &path, told) {
+                        // No part of a file is left under its name; what was there before is not ours.
+                        if e.kind() != Kind::Exists {
+                            let _ = std::fs::remove_file(&path);
+                        }
+                        return Err(e.context(path.display()));
+                    }
                     dress(&path, &entry)?;
                     links.insert(*link, path);
                 }

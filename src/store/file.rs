@@ -34,8 +34,10 @@ pub enum View {
 /// A tensor of a checkpoint file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name: nested keys joined by `/`.
+    /// Its name: nested keys joined by `/`, percent-encoded where they need it; no two of a file share one.
     pub name: String,
+    /// Its name as the file has it.
+    pub true_name: String,
     /// The type of its elements.
     pub dtype: Dtype,
     /// Its shape.
@@ -144,6 +146,7 @@ impl FileView {
         let layout = f.layout();
         let info = |t: &format::Tensor| TensorInfo {
             name: t.name.clone(),
+            true_name: format::true_name(&t.name),
             dtype: t.dtype,
             shape: t.shape.clone(),
             contiguous: t.is_contiguous(),
@@ -160,6 +163,7 @@ impl FileView {
         let (contiguous, span) = (t.is_contiguous(), layout.tensor_span(t));
         Some(TensorInfo {
             name: t.name.clone(),
+            true_name: format::true_name(&t.name),
             dtype: t.dtype,
             shape: t.shape.clone(),
             contiguous,

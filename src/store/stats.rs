@@ -16,6 +16,8 @@ pub struct Stats {
     pub stored: u64,
     /// Of these, packs.
     pub packs: u64,
+    /// Of the packs, what no version has: left by commits that were interrupted or given up.
+    pub unused: u64,
     /// Of these, the journal.
     pub journal: u64,
     /// Of these, the index, which can be made again.
@@ -107,6 +109,8 @@ impl Store {
         s.codecs = codecs.into_values().collect();
         let sizes = parts.packs.sizes()?;
         (s.packs, s.journal, s.index) = (sizes.packs, sizes.journal, sizes.index);
+        let published: u64 = parts.history.ranges().iter().map(|r| r.to - r.from).sum();
+        s.unused = s.packs.saturating_sub(published + sizes.pack_headers);
         s.stored = s.packs + s.journal + s.index;
         s.ratio = if s.raw == 0 {
             0.0

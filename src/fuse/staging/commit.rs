@@ -166,6 +166,7 @@ impl Staging {
     /// Makes one version of these entries of one branch.
     pub(super) fn commit_group(&self, items: &[Item], message: &str) -> Result<Committed> {
         let started = self.clock.now();
+        let changes;
         let moved = || Error::new(Kind::Changed, "the entry changed while it was to be committed");
         let branch = items.first().map(|i| i.0.0.clone()).ok_or_else(moved)?;
         {
@@ -186,6 +187,10 @@ impl Staging {
                     e.committing = true;
                 }
             }
+            changes = items
+                .iter()
+                .map(|(key, _)| g.last_change(key))
+                .collect::<Vec<_>>();
         }
         let look = |item: &Item| Look::at(&self.disk_path(&item.0), &mut |_| {}).ok();
         let before: Vec<_> = items.iter().map(look).collect();
@@ -193,8 +198,24 @@ impl Staging {
             .iter()
             .map(|(key, _)| (key.1.clone(), self.disk_path(key)))
             .collect();
-        let result = catch_unwind(AssertUnwindSafe(|| self.repo.commit(&branch, entries, message)))
-            .unwrap_or_else(|_| Err(Error::new(Kind::Io, "the commit broke off by a fault in zspace")));
+        // What changed while it was read would be a version that never was: it is given up before it is published.
+        let confirm = || {
+            let now = items.iter().map(look);
+            let same = before
+                .iter()
+                .zip(now)
+                .all(|looks| matches!(looks, (Some(a), Some(b)) if !a.differs(&b)));
+            let g = self.lock();
+            let quiet = items.iter().zip(&changes).all(|((key, settled), change)| {
+                g.last_change(key) == *change
+                    && (settled.is_none() || g.writers(&path_of(key)).next().is_none())
+            });
+            if same && quiet { Ok(()) } else { Err(moved()) }
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.repo.commit(&branch, entries, message, &confirm)
+        }))
+        .unwrap_or_else(|_| Err(Error::new(Kind::Io, "the commit broke off by a fault in zspace")));
 
         // All are looked at before the first is moved away: hard links between them show in each other's times.
         let after: Vec<_> = items.iter().map(look).collect();

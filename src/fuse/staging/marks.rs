@@ -122,9 +122,17 @@ impl Marks {
     pub(super) fn append_gone(&self, branch: &str, entry: &[u8], path: &names::Path) -> Result<()> {
         let to = self.file(branch, entry);
         let line = line(&gone_text(path));
-        let file = OpenOptions::new().append(true).open(&to);
-        file.and_then(|mut f| f.write_all(line.as_bytes()))
-            .doing(|| format!("write mark {}", to.display()))
+        let write = || {
+            let mut file = OpenOptions::new().read(true).append(true).open(&to)?;
+            // A line that a crash left half-written is cut off, so that this one can be read.
+            let text = fs::read(&to)?;
+            let whole = text.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+            if whole < text.len() {
+                file.set_len(whole as u64)?;
+            }
+            file.write_all(line.as_bytes())
+        };
+        write().doing(|| format!("write mark {}", to.display()))
     }
 
     /// Forgets an entry.

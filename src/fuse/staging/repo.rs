@@ -3,7 +3,9 @@
 use super::names;
 use crate::error::{Error, Kind, Result};
 use crate::id::{FileHash, NodeId, VersionId};
-use crate::store::{CommitRequest, Committed, Entry, EntryKind, Numbered, Probe, Store, Timestamp, Tree};
+use crate::store::{
+    CommitRequest, Committed, Confirm, Entry, EntryKind, Numbered, Probe, Store, Timestamp, Tree,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,8 +29,14 @@ pub(super) trait Repo: Send + Sync {
     fn export(&self, hash: &FileHash, len: u64, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
     /// What a file on disk is by its structure.
     fn probe(&self, path: &Path) -> Result<Probe>;
-    /// Makes a version.
-    fn commit(&self, branch: &str, entries: Vec<(Vec<u8>, PathBuf)>, message: &str) -> Result<Committed>;
+    /// Makes a version, unless `confirm` says, once everything was read, that it should not be.
+    fn commit(
+        &self,
+        branch: &str,
+        entries: Vec<(Vec<u8>, PathBuf)>,
+        message: &str,
+        confirm: Confirm<'_>,
+    ) -> Result<Committed>;
 }
 
 impl Repo for Store {
@@ -85,14 +93,20 @@ impl Repo for Store {
         Store::probe(self, path)
     }
 
-    fn commit(&self, branch: &str, entries: Vec<(Vec<u8>, PathBuf)>, message: &str) -> Result<Committed> {
+    fn commit(
+        &self,
+        branch: &str,
+        entries: Vec<(Vec<u8>, PathBuf)>,
+        message: &str,
+        confirm: Confirm<'_>,
+    ) -> Result<Committed> {
         let request = CommitRequest {
             branch: branch.to_owned(),
             entries,
             message: message.to_owned(),
             ..CommitRequest::default()
         };
-        Store::commit(self, &request)
+        Store::commit_if(self, &request, confirm)
     }
 }
 

@@ -156,8 +156,11 @@ impl Staging {
 /// The lock on STORE/staging, or nothing if another process holds it or the store cannot be written.
 fn take(dir: &Path) -> Result<Option<OwnedFd>> {
     match try_take(dir) {
-        Err(e) if e.kind() == Kind::ReadOnly || matches!(e.errno(), libc::EWOULDBLOCK | libc::EACCES) => {
-            log::info!("staging is read-only in this mount: {e}");
+        Err(e)
+            if matches!(e.kind(), Kind::ReadOnly | Kind::NoSpace)
+                || matches!(e.errno(), libc::EWOULDBLOCK | libc::EACCES) =>
+        {
+            log::warn!("staging is read-only in this mount: {e}");
             Ok(None)
         }
         r => r.map(Some).map_err(|e| e.context("take over the staging area")),

@@ -82,3 +82,51 @@ fn a_damaged_base_costs_the_next_commit_only_space() {
     store.commit(&request(&f.write("m.safetensors", &bytes))).unwrap();
     assert!(read(&store, "main/2", "m.safetensors").unwrap() == bytes);
 }
+
+/// A commit must not be acknowledged on top of damage: what is there already counts only if it reads back.
+#[test]
+fn committing_the_good_bytes_again_repairs_what_was_damaged() {
+    for at in [2, 3, 5, 10] {
+        let f = Fixture::new();
+        let bytes = Noise(6).bytes(200_000);
+        f.commit(&f.write("a.bin", &bytes));
+        f.store.close().unwrap();
+        let pack = pack_files(&f).remove(0);
+        let mut damaged = fs::read(&pack).unwrap();
+        let n = damaged.len();
+        damaged[n / at] ^= 1;
+        fs::write(&pack, damaged).unwrap();
+        let store = Store::open(f.store.dir(), &options()).unwrap();
+        store.commit(&request(&f.path("a.bin"))).unwrap();
+        for rev in ["main/1", "main/2"] {
+            assert!(
+                read(&store, rev, "a.bin").unwrap() == bytes,
+                "{rev}, damaged at {n}/{at}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_missing_pack_keeps_its_number_and_is_replaced_by_the_good_bytes() {
+    let f = Fixture::new();
+    let bytes = Noise(7).bytes(50_000);
+    f.commit(&f.write("a.bin", &bytes));
+    f.store.close().unwrap();
+    let pack = pack_files(&f).remove(0);
+    let saved = fs::read(&pack).unwrap();
+    fs::remove_file(&pack).unwrap();
+    let store = Store::open(f.store.dir(), &options()).unwrap();
+    assert!(read(&store, "main/1", "a.bin").is_err());
+    store.commit(&request(&f.path("a.bin"))).unwrap();
+    assert!(
+        !pack.exists(),
+        "the number of a published pack is not given again"
+    );
+    assert!(read(&store, "main/2", "a.bin").unwrap() == bytes);
+    // Should it come back, nothing is lost by that.
+    fs::write(&pack, saved).unwrap();
+    let store = Store::open(f.store.dir(), &options()).unwrap();
+    let report = store.verify(&store.versions("main").unwrap(), &mut |_| {});
+    assert_eq!((report.versions, report.damage), (2, vec![]));
+}

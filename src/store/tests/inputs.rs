@@ -111,3 +111,29 @@ fn a_file_that_never_rests_is_not_committed_torn() {
     f.commit(&path);
     assert!(f.read("main", "busy.bin") == fs::read(&path).unwrap());
 }
+
+#[test]
+fn a_store_is_not_committed_into_itself() {
+    let f = Fixture::new();
+    f.commit(&f.write("a.bin", &Noise(1).bytes(1000)));
+    let e = f.store.commit(&request(f.dir.path())).unwrap_err();
+    assert_eq!(e.kind(), Kind::Refused, "{e}");
+    assert_eq!(f.store.versions("main").unwrap().len(), 1);
+}
+
+#[test]
+fn a_commit_that_is_not_confirmed_is_not_published() {
+    let f = Fixture::new();
+    let path = f.write("a.bin", b"x");
+    let e = f
+        .store
+        .commit_if(&request(&path), &|| Err(Error::new(Kind::Changed, "moved")))
+        .unwrap_err();
+    assert_eq!(e.kind(), Kind::Changed);
+    assert!(f.store.versions("main").unwrap().is_empty());
+    assert_eq!(
+        f.store.stats().unwrap().unused,
+        0,
+        "what was written for it is taken back"
+    );
+}

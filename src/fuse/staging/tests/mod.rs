@@ -11,7 +11,7 @@ use super::repo::Repo;
 use super::{EntryStatus, Handle, Located, Settle, Staging, State};
 use crate::error::{Error, Kind, Result};
 use crate::id::{FileHash, FileHasher, NodeId, VersionId};
-use crate::store::{Committed, Entry, EntryKind, Numbered, Options, Probe, Store, Timestamp, Tree};
+use crate::store::{Committed, Confirm, Entry, EntryKind, Numbered, Options, Probe, Store, Timestamp, Tree};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -151,7 +151,13 @@ impl Repo for FakeRepo {
         })
     }
 
-    fn commit(&self, branch: &str, entries: Vec<(Vec<u8>, PathBuf)>, message: &str) -> Result<Committed> {
+    fn commit(
+        &self,
+        branch: &str,
+        entries: Vec<(Vec<u8>, PathBuf)>,
+        message: &str,
+        confirm: Confirm<'_>,
+    ) -> Result<Committed> {
         let tree = Tree::new(
             entries
                 .iter()
@@ -162,6 +168,7 @@ impl Repo for FakeRepo {
         if let Some(mut hook) = hook {
             hook()?;
         }
+        confirm()?;
         let mut data = self.data.lock();
         let (id, len) = (Tree::id(&tree.encode()), tree.len());
         data.trees.insert(id, Arc::new(tree));
@@ -370,7 +377,14 @@ fn template() -> Arc<Numbered> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("f"), "x").unwrap();
         let store = Store::open_or_init(&dir.path().join("store"), &Options::default()).unwrap();
-        Repo::commit(&store, "main", vec![(b"f".to_vec(), dir.path().join("f"))], "").unwrap();
+        Repo::commit(
+            &store,
+            "main",
+            vec![(b"f".to_vec(), dir.path().join("f"))],
+            "",
+            &|| Ok(()),
+        )
+        .unwrap();
         store.latest("main").unwrap()
     })
     .clone()
