@@ -49,7 +49,10 @@ fn read_error(e: &std::io::Error) -> Error {
 }
 
 /// What tells that a file was written to: its inode, length and times.
-fn stamp(m: &Metadata) -> (u64, u64, i64, i64, i64, i64) {
+pub(super) type Stamp = (u64, u64, i64, i64, i64, i64);
+
+/// The stamp of a file.
+pub(super) fn stamp(m: &Metadata) -> Stamp {
     (
         m.ino(),
         m.len(),
@@ -61,8 +64,9 @@ fn stamp(m: &Metadata) -> (u64, u64, i64, i64, i64, i64) {
 }
 
 impl Commit<'_> {
-    /// Stores the file's content; `path` is its path in the new version. A file that changes meanwhile is read again.
-    pub(super) fn file(&self, source: &Path, path: &[u8]) -> Result<(FileHash, u64)> {
+    /// Stores the file's content; `path` is its path in the new version. A file that changes meanwhile is read again; the
+    /// metadata are those that go with the bytes.
+    pub(super) fn file(&self, source: &Path, path: &[u8]) -> Result<(FileHash, u64, Metadata)> {
         let at = |e: Error| e.context(source.display());
         for _ in 0..TRIES {
             // O_NONBLOCK: a FIFO put in the file's place must not hang the commit.
@@ -74,14 +78,14 @@ impl Commit<'_> {
             if !before.is_file() {
                 return Err(at(Error::new(Kind::Changed, "is no regular file any more")));
             }
-            let done = match self.try_file(&file, before.len(), path) {
+            let (hash, len) = match self.try_file(&file, before.len(), path) {
                 Ok(done) => done,
                 Err(e) if e.kind() == Kind::Changed => continue,
                 Err(e) => return Err(at(e)),
             };
             let after = file.metadata().map_err(|e| at(Error::io("stat", e)))?;
             if stamp(&before) == stamp(&after) {
-                return Ok(done);
+                return Ok((hash, len, before));
             }
         }
         Err(at(Error::new(

@@ -1,10 +1,10 @@
 //! Walks what is committed, directory by directory, and stores each one's tree once its files are stored. Memory goes with
 //! the depth and with the directories on the way there, not with the whole.
 
+use super::file::{Stamp, stamp};
 use super::{Commit, CommitRequest, Found};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::graph::{Entry, EntryKind, NodeKind, Timestamp, Tree};
-use crate::id::FileHash;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
@@ -28,8 +28,10 @@ struct Frame {
 struct Walk {
     files: u64,
     links_outside: u64,
-    /// Hard links seen: device and inode to link number, hash and length.
-    links: HashMap<(u64, u64), (u32, FileHash, u64)>,
+    /// The number last given to a file of several names.
+    linked: u32,
+    /// Files of several names that were stored, by device and inode.
+    links: HashMap<(u64, u64), (EntryKind, Stamp)>,
     /// Real directories above the present one, when links are followed: a link back into them never ends.
     above: Vec<(u64, u64)>,
 }
@@ -98,13 +100,11 @@ impl Walk {
         meta: &Metadata,
     ) -> Result<Option<Entry>> {
         let kind = meta.file_type();
+        let (mode, mtime) = mode_and_time(meta);
         let mut entry = Entry {
             name: name.to_vec(),
-            mode: meta.mode() & 0o7777,
-            mtime: Timestamp {
-                seconds: meta.mtime(),
-                nanos: u32::try_from(meta.mtime_nsec()).unwrap_or(0),
-            },
+            mode,
+            mtime,
             xattrs: Vec::new(),
             kind: EntryKind::Symlink(Vec::new()),
         };
@@ -161,32 +161,51 @@ impl Walk {
             );
             return Err(Error::new(Kind::Refused, why));
         }
-        let (hash, len, link) = self.file(commit, source, &path, meta)?;
+        self.file(commit, source, &path, meta, &mut entry)?;
         self.files += 1;
-        entry.kind = EntryKind::File { hash, len, link };
         Ok(Some(entry))
     }
 
+    /// Stores a file, unless it is a further name of one that was stored, and gives the entry what goes with its bytes.
     fn file(
         &mut self,
         commit: &Commit<'_>,
         source: &Path,
         path: &[u8],
         meta: &Metadata,
-    ) -> Result<(FileHash, u64, u32)> {
-        if meta.nlink() < 2 {
-            let (hash, len) = commit.file(source, path)?;
-            return Ok((hash, len, 0));
-        }
+        entry: &mut Entry,
+    ) -> Result<()> {
         let inode = (meta.dev(), meta.ino());
-        if let Some((link, hash, len)) = self.links.get(&inode) {
-            return Ok((*hash, *len, *link));
+        if let Some((kind, seen)) = self.links.get(&inode)
+            && *seen == stamp(meta)
+        {
+            entry.kind = kind.clone();
+            return Ok(());
         }
-        let (hash, len) = commit.file(source, path)?;
-        let link = self.links.len() as u32 + 1;
-        self.links.insert(inode, (link, hash, len));
-        Ok((hash, len, link))
+        let (hash, len, meta) = commit.file(source, path)?;
+        (entry.mode, entry.mtime) = mode_and_time(&meta);
+        let mut link = 0;
+        if meta.nlink() > 1 {
+            self.linked += 1;
+            link = self.linked;
+        }
+        entry.kind = EntryKind::File { hash, len, link };
+        if link > 0 {
+            self.links.insert(inode, (entry.kind.clone(), stamp(&meta)));
+        }
+        Ok(())
     }
+}
+
+fn mode_and_time(meta: &Metadata) -> (u32, Timestamp) {
+    let nanos = u32::try_from(meta.mtime_nsec()).unwrap_or(0);
+    (
+        meta.mode() & 0o7777,
+        Timestamp {
+            seconds: meta.mtime(),
+            nanos,
+        },
+    )
 }
 
 /// Stores a directory's tree and gives its entry.

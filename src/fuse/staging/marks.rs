@@ -184,7 +184,15 @@ impl Marks {
 fn list(dir: &Path) -> Result<Vec<String>> {
     let what = || format!("list {}", dir.display());
     let entries = match fs::read_dir(dir) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        // A stray file among them is none of ours.
+        Err(e)
+            if matches!(
+                e.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(Vec::new());
+        }
         r => r.doing(what)?,
     };
     let mut names = Vec::new();
