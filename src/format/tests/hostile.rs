@@ -22,7 +22,18 @@ fn nothing_is_executed() {
     ]
     .concat();
     let attack = pickle(&[b"}(", &text("evil"), &call, &text("w"), &tensor(0, 2), b"u"]);
-    assert_eq!(names(&parsed(&torch(&attack, &[&[0; 8]]))), ["w"]);
+    // Nobody's checkpoint: kept as the bytes it is, its good tensor not shown.
+    assert!(opaque(&torch(&attack, &[&[0; 8]])).contains("runs programs"));
+    // What merely is unknown does not matter.
+    let harmless = pickle(&[
+        b"}(",
+        &text("args"),
+        b"cmy.module\nArgs\n(tR",
+        &text("w"),
+        &tensor(0, 2),
+        b"u",
+    ]);
+    assert_eq!(names(&parsed(&torch(&harmless, &[&[0; 8]]))), ["w"]);
     assert!(!Path::new("/tmp/zspace-was-here").exists());
 }
 
