@@ -288,6 +288,21 @@ impl Store {
         Ok(out)
     }
 
+    /// What REV or REV:PATH names: everything in the version or directory, or the one file; paths are from the version's root.
+    pub fn select(&self, text: &str) -> Result<Vec<(Vec<u8>, Entry)>> {
+        let (rev, path) = text.split_once(':').unwrap_or((text, ""));
+        let version = self.resolve(rev)?;
+        let path = path.trim_matches('/');
+        if path.is_empty() {
+            return self.walk(&version);
+        }
+        let entry = self.entry(&version, path.as_bytes())?;
+        match &entry.kind {
+            EntryKind::Dir { tree, .. } => self.walk_tree(tree, format!("{path}/").as_bytes()),
+            _ => Ok(vec![(path.as_bytes().to_vec(), entry)]),
+        }
+    }
+
     /// Commits the request as its branch's next version. Returns once it is durable.
     pub fn commit(&self, request: &CommitRequest) -> Result<Committed> {
         self.commit_if(request, &|| Ok(()))

@@ -27,18 +27,7 @@ struct Line {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let store = context.open()?;
-    let (rev, path) = args.rev.split_once(':').unwrap_or((&args.rev, ""));
-    let version = store.resolve(rev)?;
-    let entries = match path.trim_matches('/') {
-        "" => store.walk(&version)?,
-        path => {
-            let entry = store.entry(&version, path.as_bytes())?;
-            match &entry.kind {
-                EntryKind::Dir { tree, .. } => store.walk_tree(tree, format!("{path}/").as_bytes())?,
-                _ => vec![(path.as_bytes().to_vec(), entry)],
-            }
-        }
-    };
+    let entries = store.select(&args.rev)?;
     let mut rows = Vec::new();
     for (path, e) in entries {
         let EntryKind::File { hash, len, .. } = e.kind else {
