@@ -166,9 +166,12 @@ impl Encoder {
             .ok()
             .filter(|n| *n <= kind.max_len())
             .ok_or_else(too_long)?;
-        if self.has(kind, id, raw)? {
+        let known = self.source.contains(&id)?;
+        if known && self.reads_back(kind, id, raw)? {
             return Ok(());
         }
+        // What replaces a damaged copy stands alone: its own chain may lead through the damage, or back to itself.
+        let previous = previous.filter(|_| !known);
         if let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten() {
             match self.against(kind, &base, raw, number, raw_len) {
                 Ok(Some((meta, payload))) => return self.source.append(kind, &id, &meta, &payload),
@@ -193,12 +196,9 @@ impl Encoder {
         self.source.append(kind, &id, &meta, &encoded.payload)
     }
 
-    /// Whether the node is there *and* reads back as these bytes. One that does not is appended again: a commit must not be
+    /// Whether a node that is there reads back as these bytes. One that does not is appended again: a commit must not be
     /// acknowledged on top of damage, and the new copy serves the older versions too.
-    fn has(&self, kind: NodeKind, id: NodeId, raw: &[u8]) -> Result<bool> {
-        if !self.source.contains(&id)? {
-            return Ok(false);
-        }
+    fn reads_back(&self, kind: NodeKind, id: NodeId, raw: &[u8]) -> Result<bool> {
         match self.rebuilder.node(&*self.source, kind, &id) {
             // A manifest of another encoding is as good, if its chunks are there.
             Ok(there) if kind == NodeKind::Manifest && there != raw => {
