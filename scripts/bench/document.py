@@ -26,6 +26,7 @@ EXPLAINED = """## How it is measured
   /dev/shm where said), median; before, each was rebuilt once and compared with its source.
 - *MiB*: the largest resident set of one process, of all commits and of all rebuilds. Those of Python packages have about
   30 to 400 MiB for Python and their imports; zspace's have up to 256 MiB of cache.
+  None can be told below some 25 MiB, which is what the measuring process has itself.
 - Seconds are those of whole processes for commands, and for Python packages those without the start of Python and imports.
 - A rate is 10⁶ bytes a second. Everything runs with all cores unless it says otherwise, with the tool's own settings unless
   said: zspace has one default policy, nothing is tuned per series.
@@ -85,7 +86,7 @@ def series_section(name, kept):
     for key, row in ordered(ways):
         bold = "**" if key.startswith("zspace") else ""
         if "stored" not in row:
-            lines.append(line([way_name(key), f"not available: {row['missing'].replace('|', '/')}"] + [""] * (len(head) - 2)))
+            lines.append(line([way_name(key), f"not available: {row['missing'].replace('|', '/')[:200]}"] + [""] * (len(head) - 2)))
             continue
         commit = [number(commit_speed(row)), number(of_copy(row), 2)] if "commit" in row else [f"({row['repack']:.1f} s)", ""]
         cells = [f"{row['stored'] / 1e6:,.2f} MB", f"{bold}{100 * row['stored'] / row['raw']:.2f}{bold}", *commit]
