@@ -3,6 +3,7 @@ import re
 import statistics
 
 from goals import goals
+from series import SERIES
 from ways import WAYS
 
 HEAD = """# Benchmarks
@@ -138,7 +139,8 @@ def ways_section():
 
 
 def render(results):
-    order = list(results["series"])
+    known = [series.name for series in SERIES]
+    order = sorted(results["series"], key=lambda name: known.index(name) if name in known else len(known))
     sections = [section for name in order if (section := series_section(name, results["series"][name]))]
     parts = [HEAD, "## Goals\n\n" + goals(results), EXPLAINED, "## Series\n\n" + "\n\n".join(sections)]
     parts += [codec_section(results["codecs"]), ways_section()]
