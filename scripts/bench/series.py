@@ -12,8 +12,8 @@ from tools import CACHE, ROOT
 KEPT = CACHE / "series"
 
 # What scripts/make-series is told.
-LOW = "bf16 --hidden 384 --layers 6 --vocab 8192 --batch 2 --every 25 --rate 1e-5 --warm 200 --warm-rate 3e-4"
-PYTHIA = "bf16 --hidden 1024 --layers 24 --vocab 50304 --batch 1 --length 64 --every 3 --rate 1e-5 --warm 20 --warm-rate 3e-4"
+LOW = "bf16 --hidden 384 --layers 6 --vocab 8192 --batch 2 --every 25 --rate 1e-5 --warm 200 --warm-rate 3e-4 --ramp 100"
+PYTHIA = "bf16 --hidden 1024 --layers 24 --vocab 50304 --batch 1 --length 64 --every 3 --rate 1e-5 --warm 20 --warm-rate 3e-4 --ramp 20"
 HIGH = "dense --hidden 256 --layers 4 --vocab 8192 --batch 2 --every 25 --rate 1e-3"
 MINILM = "minilm --batch 16 --every 25 --rate 2e-5"
 RUNS = {
