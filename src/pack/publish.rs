@@ -7,7 +7,7 @@ use crate::id::NodeId;
 use std::collections::HashMap;
 
 /// Makes a record's body when its place in the order is known; sees the bodies of its batch before it.
-type Build = Box<dyn FnOnce(&[Vec<u8>]) -> Result<Vec<u8>> + Send>;
+pub(super) type Build = Box<dyn FnOnce(&[Vec<u8>]) -> Result<Vec<u8>> + Send>;
 
 /// Who waits for a publish, and what came of it.
 #[derive(Default)]
@@ -43,9 +43,14 @@ impl Packs {
     /// as it was; after a failed fsync this and every later publish of this instance is `Poisoned`.
     pub fn publish(&self, mut ranges: Vec<PackRange>, build: Build) -> Result<u64> {
         ranges.retain(|r| r.count > 0);
+        self.publish_all(ranges, build)
+    }
+
+    /// Publishes ranges that hold records, or that retire packs.
+    pub(super) fn publish_all(&self, ranges: Vec<PackRange>, build: Build) -> Result<u64> {
         let mut nodes = Vec::new();
-        for range in &ranges {
-            self.scan(range, &mut |id, place, _| {
+        for range in ranges.iter().filter(|r| !r.is_retired()) {
+            self.files.scan(range, &mut |id, place, _| {
                 nodes.push((id, place));
                 Ok(())
             })?;
@@ -154,9 +159,7 @@ impl Packs {
         } in built
         {
             if pos.seq > self.applied.lock().pos.seq {
-                for (id, place) in nodes {
-                    self.index.add(pos.seq, id, place)?;
-                }
+                self.index.add(pos.seq, nodes);
                 self.apply(pos, &ranges, &body)
                     .map_err(|e| e.context(format!("record {} is durable, but was not taken in", pos.seq)))?;
             }

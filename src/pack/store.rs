@@ -194,6 +194,7 @@ pub(super) fn open(
         wake: Condvar::new(),
         poisoned: Mutex::new(None),
         idle: Mutex::default(),
+        retired: Mutex::default(),
         disk,
     });
     let (end, certain) = find_end(&packs)?;
