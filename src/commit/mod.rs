@@ -9,12 +9,16 @@
 mod base;
 mod encode;
 mod file;
+mod repack;
+mod stamp;
 mod walk;
+
+pub use repack::{RepackProgress, RepackRequest, Repacked, repack};
 
 use crate::error::{Error, Kind, Result};
 use crate::graph::{Entry, LiveHistory, Record, Tree, Version, check_name, now};
 use crate::id::VersionId;
-use crate::pack::Packs;
+use crate::pack::{PackRange, Packs};
 use crate::rebuild::Rebuilder;
 use base::Bases;
 use encode::{Encoder, Job};
@@ -22,7 +26,7 @@ use parking_lot::Mutex;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// What a commit says of its progress, in bytes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +122,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         .first()
         .ok_or_else(|| Error::new(Kind::Usage, "nothing to commit"))?;
     parts.packs.refresh()?;
-    let ancestors = {
+    let (ancestors, repacks) = {
         let history = parts.history.read();
         // Refuses a tag's name before any work is done.
         let head = history.branch(&request.branch).ok().and_then(|b| b.head());
@@ -128,7 +132,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
                 format!("{:?} is a tag, not a branch", request.branch),
             ));
         }
-        history.ancestors(head, base::ANCESTORS)
+        (history.ancestors(head, base::ANCESTORS), history.repacks())
     };
     let total = match request.progress {
         Some(_) => walk::total_len(request),
@@ -157,7 +161,6 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
     encoder.node(crate::graph::NodeKind::Tree, tree_id, &bytes, None)?;
     confirm()?;
     let range = encoder.finish()?;
-    let stored = range.to - range.from;
     let version = Version {
         parents: Vec::new(),
         entry: first.0.clone(),
@@ -166,7 +169,15 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         tree: tree_id,
         len,
     };
-    let (id, number) = publish(parts, request.branch.clone(), version, found.files, range)?;
+    let mut publish = Publish {
+        branch: request.branch.clone(),
+        version,
+        files: found.files,
+        ranges: vec![range],
+        repacks,
+    };
+    let (id, number) = publish.until_done(parts)?;
+    let stored = publish.stored();
     Ok(Committed {
         id,
         branch: request.branch.clone(),
@@ -177,30 +188,61 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
     })
 }
 
-fn publish(
-    parts: &Parts,
+/// A version that is ready to be published.
+struct Publish {
     branch: String,
     version: Version,
     files: u64,
-    range: crate::pack::PackRange,
-) -> Result<(VersionId, u64)> {
-    let placed = Arc::new(Mutex::new(None));
-    let (history, slot) = (parts.history.clone(), placed.clone());
-    let stored = range.to - range.from;
-    let ranges = if range.count == 0 { vec![] } else { vec![range] };
-    let build = move |pending: &[Vec<u8>]| {
-        history.with_pending(pending, |h| {
-            let (change, id, number) = h.next(&branch, version, files, stored)?;
-            *slot.lock() = Some((id, number));
-            Ok(Record {
-                changes: vec![change],
+    ranges: Vec<PackRange>,
+    /// Repacks that the encoder knew of.
+    repacks: u64,
+}
+
+impl Publish {
+    fn stored(&self) -> u64 {
+        self.ranges.iter().map(|r| r.to - r.from).sum()
+    }
+
+    /// Publishes the version. If chains were encoded anew since its own were, these are checked again first.
+    fn until_done(&mut self, parts: &Parts) -> Result<(VersionId, u64)> {
+        loop {
+            if let Some(placed) = self.once(parts)? {
+                return Ok(placed);
             }
-            .encode())
-        })
-    };
-    parts.packs.publish(ranges, Box::new(build))?;
-    let placed = placed.lock().take();
-    placed.ok_or_else(|| Error::new(Kind::Io, "the journal published a version without building it"))
+            self.repacks = parts.history.read().repacks();
+            self.ranges.extend(stamp::recheck(parts, &self.ranges)?);
+        }
+    }
+
+    /// Publishes the version, or nothing if there was a repack that it does not know of.
+    fn once(&self, parts: &Parts) -> Result<Option<(VersionId, u64)>> {
+        let placed = Arc::new(Mutex::new(None));
+        let stale = Arc::new(AtomicBool::new(false));
+        let (history, slot, late) = (parts.history.clone(), placed.clone(), stale.clone());
+        let (branch, version) = (self.branch.clone(), self.version.clone());
+        let (files, stored, repacks) = (self.files, self.stored(), self.repacks);
+        let build = move |pending: &[Vec<u8>]| {
+            history.with_pending(pending, |h| {
+                if h.repacks() != repacks {
+                    late.store(true, Relaxed);
+                    return Err(Error::new(Kind::Changed, "the store was repacked meanwhile"));
+                }
+                let (change, id, number) = h.next(&branch, version, files, stored)?;
+                *slot.lock() = Some((id, number));
+                Ok(Record {
+                    changes: vec![change],
+                }
+                .encode())
+            })
+        };
+        match parts.packs.publish(self.ranges.clone(), Box::new(build)) {
+            Err(_) if stale.load(Relaxed) => return Ok(None),
+            done => done?,
+        };
+        let placed = placed.lock().take();
+        let lost = || Error::new(Kind::Io, "the journal published a version without building it");
+        placed.map(Some).ok_or_else(lost)
+    }
 }
 
 /// What a walk found: the root's entries and what a user should know.

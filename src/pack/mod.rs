@@ -26,6 +26,7 @@ mod store;
 mod tests;
 mod writer;
 
+pub use parse::RECORD_OVERHEAD;
 pub use retire::Retiring;
 pub use writer::PackWriter;
 
@@ -120,7 +121,9 @@ pub trait Ledger: Send + Sync {
 pub struct Sizes {
     /// Bytes of all packs.
     pub packs: u64,
-    /// Of these, the packs' own headers.
+    /// How many packs.
+    pub pack_files: u64,
+    /// Of their bytes, their own headers.
     pub pack_headers: u64,
     /// Bytes of the journal, its copy and the durable mark.
     pub journal: u64,
@@ -229,6 +232,11 @@ impl Packs {
     /// Whether the node has been published.
     pub fn contains(&self, id: &NodeId) -> Result<bool> {
         Ok(self.lookup(id)?.is_some())
+    }
+
+    /// Whether the record at a place is the one that counts for its node.
+    pub fn counts(&self, id: &NodeId, place: &Place) -> Result<bool> {
+        Ok(self.lookup(id)?.as_ref() == Some(place))
     }
 
     /// Reads a node at its place, or if that is damaged at any other place where the node was published too.
@@ -435,6 +443,7 @@ impl Packs {
         let nodes = self.applied.lock().nodes;
         Ok(Sizes {
             packs,
+            pack_files: files,
             pack_headers: packs.min(files * parse::PACK_HEADER as u64),
             journal: total("journal")?.0,
             index: total("index")?.0,

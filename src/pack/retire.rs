@@ -9,11 +9,13 @@ use super::files::{pack_name, pack_number};
 use super::publish::Build;
 use super::{PackRange, Packs, store};
 use crate::error::{Error, Kind, Result};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// Packs that nobody appends to while this exists.
 pub struct Retiring {
     packs: Vec<u32>,
+    /// As many, in the same order.
     locks: Vec<Box<dyn Send + Sync>>,
 }
 
@@ -23,6 +25,13 @@ impl Retiring {
         &self.packs
     }
 
+    /// The same, but for some packs, which anyone may append to again.
+    pub fn without(self, others: &BTreeSet<u32>) -> Self {
+        let both = self.packs.into_iter().zip(self.locks);
+        let (packs, locks) = both.filter(|(pack, _)| !others.contains(pack)).unzip();
+        Retiring { packs, locks }
+    }
+
     /// The lock of the only pack.
     pub(super) fn into_lock(mut self) -> Option<Box<dyn Send + Sync>> {
         self.locks.pop()
@@ -30,7 +39,12 @@ impl Retiring {
 }
 
 impl Packs {
-    /// Of these packs, those that no writer has, held until what comes back is dropped or given to [`Packs::retire`].
+    /// Held by whoever rewrites nodes: only one may at a time. `Busy` if another has it.
+    pub fn lock_for_rewriting(&self) -> Result<Box<dyn Send + Sync>> {
+        self.disk.lock(&self.root.join("repack.lock"), false)
+    }
+
+    /// Of these packs, those that no writer has, held until what comes back is dropped.
     pub fn hold(&self, packs: &[u32]) -> Result<Retiring> {
         let mut held = Retiring {
             packs: Vec::new(),
@@ -57,7 +71,7 @@ impl Packs {
 
     /// Publishes ranges, as [`Packs::publish`] does, in a record that retires packs, and then removes those. `build` must make
     /// sure that nothing is served of them once the ranges are published.
-    pub fn retire(&self, mut ranges: Vec<PackRange>, held: Retiring, build: Build) -> Result<u64> {
+    pub fn retire(&self, mut ranges: Vec<PackRange>, held: &Retiring, build: Build) -> Result<u64> {
         ranges.retain(|r| r.count > 0);
         ranges.extend(held.packs.iter().map(|p| PackRange::retired(*p)));
         let seq = self.publish_all(ranges, build)?;

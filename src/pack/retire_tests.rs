@@ -15,7 +15,7 @@ fn rewrite(packs: &Arc<Packs>, commits: &[(&str, usize)], old: &[u32]) -> Result
         }
     }
     let range = w.finish()?;
-    packs.retire(vec![range], held, Box::new(|_| Ok(b"rewrite".to_vec())))
+    packs.retire(vec![range], &held, Box::new(|_| Ok(b"rewrite".to_vec())))
 }
 
 fn readable(packs: &Packs, name: &str, n: usize, what: &str) {
@@ -31,13 +31,22 @@ fn readable(packs: &Packs, name: &str, n: usize, what: &str) {
 fn rewritten(packs: &Packs, name: &str, n: usize, what: &str) {
     readable(packs, name, n, what);
     for i in 0..n {
-        assert_eq!(packs.meta(&id_of(&payload(name, i))).unwrap().meta, b"again", "{what}");
+        assert_eq!(
+            packs.meta(&id_of(&payload(name, i))).unwrap().meta,
+            b"again",
+            "{what}"
+        );
     }
 }
 
 fn files(disk: &FaultyDisk) -> Vec<String> {
-    let packs = disk.paths().into_iter().filter(|p| p.extension().is_some_and(|e| e == "pack"));
-    packs.map(|p| p.file_name().unwrap().to_string_lossy().into_owned()).collect()
+    let packs = disk
+        .paths()
+        .into_iter()
+        .filter(|p| p.extension().is_some_and(|e| e == "pack"));
+    packs
+        .map(|p| p.file_name().unwrap().to_string_lossy().into_owned())
+        .collect()
 }
 
 /// Two commits by processes of their own, as the command line makes them.
@@ -120,7 +129,8 @@ fn a_pack_that_is_written_to_stays() {
     assert_eq!(files(&disk), ["00000003.pack", "00000004.pack"]);
     let range = w.finish().unwrap();
     assert_eq!(range.pack, 3);
-    a.publish(vec![range], Box::new(|_| Ok(b"four".to_vec()))).unwrap();
+    a.publish(vec![range], Box::new(|_| Ok(b"four".to_vec())))
+        .unwrap();
     for packs in [&a, &b, &open(&disk).0] {
         packs.refresh().unwrap();
         readable(packs, "four", 1, "appended meanwhile");
@@ -156,7 +166,9 @@ fn the_record_published_last_counts_wherever_it_is_found() {
         let p = payload("one", 0);
         w.append(1, &id_of(&p), *meta, &p).unwrap();
         let range = w.finish().unwrap();
-        packs.retire(vec![range], held(), Box::new(|_| Ok(vec![]))).unwrap();
+        packs
+            .retire(vec![range], &held(), Box::new(|_| Ok(vec![])))
+            .unwrap();
         assert_eq!(packs.meta(&id_of(&p)).unwrap().meta, *meta);
         if i == 0 {
             packs.flush_index().unwrap();
@@ -165,7 +177,11 @@ fn the_record_published_last_counts_wherever_it_is_found() {
     // A run in the middle goes bad: what is found again of it must not hide what is newer.
     let id = id_of(&payload("one", 0));
     packs.close().unwrap();
-    for path in disk.paths().iter().filter(|p| p.extension().is_some_and(|e| e == "run")) {
+    for path in disk
+        .paths()
+        .iter()
+        .filter(|p| p.extension().is_some_and(|e| e == "run"))
+    {
         let found = disk.copy();
         found.edit(path, |b| b[70] ^= 1);
         let (packs, _) = try_open(&found, limits).unwrap();
@@ -204,7 +220,11 @@ fn a_power_loss_at_any_operation_leaves_every_node() {
             packs.clean_retired();
             let done = ledger.bodies().last().is_some_and(|b| b == "rewrite");
             gone += usize::from(done);
-            assert_eq!(files(&found).iter().any(|f| f == "00000001.pack"), !done, "{what}");
+            assert_eq!(
+                files(&found).iter().any(|f| f == "00000001.pack"),
+                !done,
+                "{what}"
+            );
             commit(&packs, "next", 2).unwrap_or_else(|e| panic!("{what}: {e}"));
             packs.rebuild_index().unwrap();
             for packs in [&packs, &open(&found).0] {
@@ -219,7 +239,14 @@ fn a_power_loss_at_any_operation_leaves_every_node() {
 #[test]
 fn errors_while_retiring_lose_nothing() {
     use crate::disk::faulty::Op;
-    for op in [Op::Create, Op::Write, Op::Sync, Op::SyncDir, Op::Remove, Op::Truncate] {
+    for op in [
+        Op::Create,
+        Op::Write,
+        Op::Sync,
+        Op::SyncDir,
+        Op::Remove,
+        Op::Truncate,
+    ] {
         for nth in 0..8 {
             let disk = two_packs();
             let (packs, _) = open(&disk);
