@@ -170,6 +170,8 @@ pub struct Packs {
     idle: Mutex<Vec<writer::OpenPack>>,
     /// Packs of which nothing is served any more.
     retired: Mutex<BTreeSet<u32>>,
+    /// What was finished and not published so far, each with the lock that keeps its pack from being retired.
+    finished: Mutex<Vec<(PackRange, writer::PackLock)>>,
 }
 
 #[derive(Clone, Copy)]
@@ -242,23 +244,29 @@ impl Packs {
     /// Reads a node at its place, or if that is damaged at any other place where the node was published too.
     fn with_place<T>(&self, id: &NodeId, read: impl Fn(&Place) -> Result<T>) -> Result<T> {
         loop {
-            let Some(place) = self.lookup(id)? else {
-                let e = self.index.missing(id);
-                // Its pack may have been missing because all that is in it was written anew since.
-                if e.kind() == Kind::Damage && self.refresh()? {
+            let found = self.lookup(id)?;
+            let failed = match &found {
+                None => self.index.missing(id),
+                Some(place) => match read(place) {
+                    Err(e) if matches!(e.kind(), Kind::Damage | Kind::NotFound) => e,
+                    done => return done,
+                },
+            };
+            // Its pack may be gone because what is in it was written anew: then it lies elsewhere now.
+            let gone = match &found {
+                None => failed.kind() == Kind::Damage,
+                Some(_) => failed.kind() == Kind::NotFound,
+            };
+            if gone {
+                self.refresh()?;
+                if self.lookup(id)? != found {
                     continue;
                 }
-                return Err(e);
-            };
-            match read(&place) {
-                Err(e) if e.kind() == Kind::NotFound && self.refresh()? => {}
-                Err(e) if e.kind() == Kind::Damage || e.kind() == Kind::NotFound => {
-                    let others = self.index.all(id);
-                    let found = others.iter().filter(|p| **p != place).find_map(|p| read(p).ok());
-                    return found.ok_or_else(|| Error::damage(e.to_string()));
-                }
-                done => return done,
             }
+            let Some(place) = found else { return Err(failed) };
+            let others = self.index.all(id);
+            let other = others.iter().filter(|p| **p != place).find_map(|p| read(p).ok());
+            return other.ok_or_else(|| Error::damage(failed.to_string()));
         }
     }
 

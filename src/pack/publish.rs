@@ -163,6 +163,7 @@ impl Packs {
                 self.apply(pos, &ranges, &body)
                     .map_err(|e| e.context(format!("record {} is durable, but was not taken in", pos.seq)))?;
             }
+            self.finished.lock().retain(|(range, _)| !ranges.contains(range));
             batch.done(ticket, Ok(pos.seq));
         }
         Ok(())

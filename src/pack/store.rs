@@ -195,6 +195,7 @@ pub(super) fn open(
         poisoned: Mutex::new(None),
         idle: Mutex::default(),
         retired: Mutex::default(),
+        finished: Mutex::default(),
         disk,
     });
     let (end, certain) = find_end(&packs)?;

@@ -20,9 +20,12 @@ pub(super) struct OpenPack {
     len: u64,
     /// Whether its name is durable too.
     named: bool,
-    /// Held while a writer has it, so that it is not retired meanwhile.
-    lock: Option<Box<dyn Send + Sync>>,
+    /// Held while a writer has it, and until what that wrote is published, so that it is not retired meanwhile.
+    lock: Option<PackLock>,
 }
+
+/// Keeps a pack from being retired.
+pub(super) type PackLock = Arc<dyn Send + Sync>;
 
 impl OpenPack {
     pub(super) fn number(&self) -> u32 {
@@ -200,6 +203,9 @@ impl PackWriter {
         }
         pack.named = true;
         pack.len = self.end;
+        if let Some(lock) = &pack.lock {
+            self.packs.finished.lock().push((range, lock.clone()));
+        }
         keep(&self.packs, pack);
         Ok(range)
     }
@@ -226,10 +232,16 @@ fn used_pack(packs: &Packs) -> Result<Option<OpenPack>> {
         let Some(mut pack) = packs.idle.lock().pop() else {
             return Ok(None);
         };
-        match packs.hold(&[pack.number])?.into_lock() {
-            // It is being retired, or gone.
-            None => continue,
-            Some(lock) => pack.lock = Some(lock),
+        let finished = packs.finished.lock();
+        let held = finished.iter().find(|f| f.0.pack == pack.number);
+        let held = held.map(|(_, lock)| lock.clone());
+        drop(finished);
+        pack.lock = match held {
+            Some(lock) => Some(lock),
+            None => packs.hold(&[pack.number])?.into_lock().map(Arc::from),
+        };
+        if pack.lock.is_none() {
+            continue; // it is being retired, or gone
         }
         packs.refresh()?;
         if !packs.is_retired(pack.number) {
@@ -290,7 +302,7 @@ fn new_pack(packs: &Packs) -> Result<OpenPack> {
                     file,
                     len: 0,
                     named: false,
-                    lock: Some(packs.disk.lock(&packs.path_of(number), false)?),
+                    lock: Some(Arc::from(packs.disk.lock(&packs.path_of(number), false)?)),
                 });
             }
             Err(e) if e.kind() == Kind::Exists => {}

@@ -2,11 +2,10 @@
 
 use super::UNIT;
 use super::survey::is_local;
-use super::table::Use;
+use super::table::{Row, Use};
 use super::unit::Repack;
 use crate::error::Result;
-use crate::graph::NodeMeta;
-use crate::pack::{PackWriter, Retiring};
+use crate::pack::{PackRange, PackWriter, Retiring};
 use std::collections::BTreeMap;
 
 /// Packs below this are worth being made one.
@@ -26,6 +25,10 @@ impl Repack<'_> {
             let mut batch = Vec::new();
             let mut bytes = 0;
             while let Some((pack, used)) = wanted.pop_first() {
+                // One that was copied into meanwhile stays.
+                if self.own.contains(&pack) {
+                    continue;
+                }
                 batch.push(pack);
                 bytes += used.live;
                 if bytes >= UNIT {
@@ -34,7 +37,7 @@ impl Repack<'_> {
             }
             let held = self.parts.packs.hold(&batch)?;
             self.report.busy += (batch.len() - held.packs().len()) as u64;
-            self.empty(held)?;
+            self.publish(Vec::new(), held)?;
             if stop() {
                 wanted.retain(|_, used| used.live == 0);
             }
@@ -57,40 +60,31 @@ impl Repack<'_> {
         uses
     }
 
-    /// Copies what counts of packs into new ones, and retires them.
-    fn empty(&mut self, held: Retiring) -> Result<()> {
-        let mut rows: Vec<usize> = (0..self.table.rows.len())
-            .filter(|i| held.packs().contains(&self.table.rows[*i].place.pack))
-            .collect();
-        rows.sort_by_key(|i| (self.table.rows[*i].place.pack, self.table.rows[*i].place.offset));
+    /// Copies what counts of packs into a new one; its range, if there was anything. A pack of which something cannot be read is
+    /// one to keep from then on.
+    pub(super) fn copy_out(&mut self, held: &Retiring) -> Result<Option<PackRange>> {
+        let wanted =
+            |r: &&Row| held.packs().contains(&r.place.pack) && !self.table.keep.contains(&r.place.pack);
+        let mut rows: Vec<Row> = self.table.rows.iter().filter(wanted).copied().collect();
+        rows.sort_unstable_by_key(|r| (r.place.pack, r.place.offset));
         let mut writer: Option<PackWriter> = None;
-        let (mut moved, mut stuck) = (0, false);
-        for i in rows {
-            let row = &self.table.rows[i];
-            let node = self.parts.packs.get_at(&row.id, &row.place);
-            match node.and_then(|n| NodeMeta::decode(row.kind, &n.meta).map(|_| n)) {
+        for row in rows {
+            match self.parts.packs.get_at(&row.id, &row.place) {
                 Ok(node) => {
                     let writer = match &mut writer {
                         Some(w) => w,
                         None => writer.insert(self.parts.packs.writer()?),
                     };
                     writer.append(node.kind, &row.id, &node.meta, &node.payload)?;
-                    moved += 1;
+                    self.report.moved += 1;
                 }
                 Err(e) if is_local(e.kind()) => {
                     self.report.damage.push(e.to_string());
                     self.table.keep.insert(row.place.pack);
-                    stuck = true;
                 }
                 Err(e) => return Err(e),
             }
         }
-        let ranges = writer.map(PackWriter::finish).transpose()?;
-        let held = match stuck {
-            false => held,
-            true => held.without(&self.table.keep),
-        };
-        self.report.moved += moved;
-        self.publish(ranges.into_iter().collect(), Some(&held))
+        writer.map(PackWriter::finish).transpose()
     }
 }

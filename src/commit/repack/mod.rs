@@ -113,7 +113,7 @@ pub fn repack(parts: &Parts, request: &RepackRequest) -> Result<Repacked> {
         let writer = coder.writer.into_inner();
         repack.report.damage.extend(damage);
         if let Some(writer) = writer {
-            repack.publish(vec![writer.finish()?], None)?;
+            repack.publish(vec![writer.finish()?], parts.packs.hold(&[])?)?;
         }
     }
     let sum = *sum.lock();

@@ -48,23 +48,31 @@ impl<'a> Repack<'a> {
         (!self.dry_run).then(|| self.parts.packs.writer()).transpose()
     }
 
-    /// Publishes finished ranges in one journal record, with what else has to change for it, and retires packs of which nothing
-    /// is served then. Without anything to publish or retire it does nothing.
-    pub(super) fn publish(&mut self, mut ranges: Vec<PackRange>, retire: Option<&Retiring>) -> Result<()> {
+    /// Publishes finished ranges in one journal record, with what else has to change for it. Packs that are held are retired, once
+    /// what counts of them is copied; those of which something cannot be read are not. Without anything to publish or retire it
+    /// does nothing.
+    pub(super) fn publish(&mut self, mut ranges: Vec<PackRange>, mut retire: Retiring) -> Result<()> {
         ranges.retain(|r| r.count > 0);
         for range in &ranges {
             self.take_in(range)?;
         }
         loop {
+            // Now that the packs are held, so that all that was published of them is known.
+            self.parts.packs.refresh()?;
             self.catch_up(&mut ranges)?;
+            if let Some(range) = self.copy_out(&retire)? {
+                self.take_in(&range)?;
+                ranges.push(range);
+            }
+            retire = retire.without(&self.table.keep);
             while let Some(range) = self.mend()? {
                 self.take_in(&range)?;
                 ranges.push(range);
             }
-            if ranges.is_empty() && retire.is_none_or(|r| r.packs().is_empty()) {
+            if ranges.is_empty() && retire.packs().is_empty() {
                 return Ok(());
             }
-            if self.publish_once(ranges.clone(), retire)? {
+            if self.publish_once(ranges.clone(), &retire)? {
                 break;
             }
         }
@@ -120,7 +128,7 @@ impl<'a> Repack<'a> {
     }
 
     /// Publishes, unless there is something new in the journal that the table does not know: then false.
-    fn publish_once(&mut self, ranges: Vec<PackRange>, retire: Option<&Retiring>) -> Result<bool> {
+    fn publish_once(&mut self, ranges: Vec<PackRange>, retire: &Retiring) -> Result<bool> {
         let stale = Arc::new(AtomicBool::new(false));
         let (history, late, seq) = (self.parts.history.clone(), stale.clone(), self.seq);
         let build = move |pending: &[Vec<u8>]| {
@@ -131,16 +139,12 @@ impl<'a> Repack<'a> {
             let changes = vec![Change::Repack];
             Ok(Record { changes }.encode())
         };
-        let packs = &self.parts.packs;
-        let published = match retire {
-            Some(held) => packs.retire(ranges, held, Box::new(build)),
-            None => packs.publish(ranges, Box::new(build)),
-        };
+        let published = self.parts.packs.retire(ranges, retire, Box::new(build));
         match published {
             Err(_) if stale.load(Relaxed) => Ok(false),
             published => {
                 self.seq = published?;
-                for pack in retire.iter().flat_map(|r| r.packs()) {
+                for pack in retire.packs() {
                     self.table.forget(*pack);
                 }
                 Ok(true)
