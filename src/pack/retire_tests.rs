@@ -139,6 +139,27 @@ fn a_pack_that_is_written_to_stays() {
 }
 
 #[test]
+fn a_pack_with_something_finished_that_is_not_published_stays() {
+    let disk = two_packs();
+    let (a, _) = open(&disk);
+    let finish = |name: &str| {
+        let mut w = a.writer().unwrap();
+        let p = payload(name, 0);
+        w.append(1, &id_of(&p), b"", &p).unwrap();
+        w.finish().unwrap()
+    };
+    let (three, four) = (finish("three"), finish("four"));
+    assert_eq!((three.pack, four.pack), (3, 3));
+    let (b, _) = open(&disk);
+    for (i, range) in [three, four].into_iter().enumerate() {
+        assert_eq!(b.hold(&[1, 2, 3]).unwrap().packs(), [1, 2], "{i} of two are published");
+        a.publish(vec![range], Box::new(|_| Ok(b"x".to_vec()))).unwrap();
+    }
+    assert_eq!(b.hold(&[3]).unwrap().packs(), [3]);
+    check(&a, "three", 0);
+}
+
+#[test]
 fn an_idle_pack_that_was_retired_is_not_appended_to() {
     let disk = fresh();
     let (a, _) = open(&disk);
