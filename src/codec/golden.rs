@@ -50,6 +50,11 @@ fn all() -> Vec<Golden> {
     let moved = move |i: u64| f32(i) + nearly(i);
     let rare =
         move |i: u64| bf16(i) + u64::from(i == 3 || i == 4) + 2 * u64::from(i == 400) - u64::from(i == 1000);
+    // A step of equal size for all, and one that changes the sign.
+    let stepped = move |i: u64| match bf16(i) {
+        x if i == 9 => x ^ 0x8000,
+        x => x + noise(i + 1) % (1 << ((0x3f80 - (x & 0x7f80)).clamp(0, 5 << 7) / 128)),
+    };
     let (b, f) = (Number::BF16, Number::F32);
     #[rustfmt::skip]
     let all = vec![
@@ -71,6 +76,11 @@ fn all() -> Vec<Golden> {
         golden(Codec::ZstdRef, Number::Bytes, later, names, "0000f5000060737465702034303a303031310700a010902e2912a0b8a86400719b985c"),
         golden(Codec::DiffSparse, b, &elements(1001, 2, b"x", rare), &elements(1001, 2, b"y", bf16), "0407000300ff8cffff590100000102030278"),
         golden(Codec::DiffSparse, f, &elements(900, 4, b"", moved), &elements(900, 4, b"", f32), "4a4a02150000850000380008110811080802008d7940e26204010001000100022600000d0100a24407850211218b10e8b98b16769981d6332ec2d053067ad84506bb67a0081b00"),
+        golden(Codec::DiffBuckets, b, &elements(1001, 2, b"x", rare), &elements(1001, 2, b"y", bf16), "00017e8100ee000fe907006f030520d80fa915c86101004a241b03c8610100c86101008a801e03c8610100c8610100002000040400000802000000040000080200000001000000010000000100000001000078"),
+        golden(Codec::DiffBuckets, b, &elements(300, 2, b"", stepped), &elements(300, 2, b"", bf16), "017d02699700ceeeefedececcedeeffefeffeffefeefdeeeecfedeecee0e027de700bafdbd0b0f0f0f0f0f0f920000b401d9889b00009320008ade10001080f30b9d6710005eb60d0029c466032d050200f9cf15687882088f1f3e0dbb1e4e3614eacb1d2da00886f547f64f1e77e9daaef8dacfdfc492f8faac3560a8b858d3733d0074f427032d7a8f39c83fc6a40c259feaf0fd78c64beb0c1dadc5046603fe9026d68123a9b0bec4f3d69048703aa7a423c827e41a360211f13731a73d151c9f14d4e25dfb3eafaf9d1fda2a31c33872937a5cd5c9f08bf06dd211f3c49b815e6d2d4b10f5f534e6e2664e230700000000000000"),
+        golden(Codec::DiffBuckets, f, &elements(900, 4, b"", moved), &elements(900, 4, b"", f32), "00017d8300ff0ff0ff840700df60405cb65e038c175b037433d50d7a39d6007dcb5003a1425503742e900defdfc60df8b2a3d1265ec4710f6709d8350a754d4ef6e63702c46eebcb07ddea2cfcffe3003006d6a303007d930348189c005190980027459c00a42098008fba9c003134990010b9fa64969518405e3668ffacab0a2000"),
+        golden(Codec::DiffBuckets, Number::F64, &elements(70, 8, b"abc", |i| (noise(i) << 29) + nearly(i)), &elements(70, 8, b"cba", |i| noise(i) << 29), "0001818300ff0f4600bf6020069b2300b09b230020340200049d2300ae9d230020340200029f2300ac9f2300002036f502006605030036f50200bb0a030066050300bb0a0300000001000000010000616263"),
+        golden(Codec::DiffBuckets, Number::I8, &elements(500, 1, b"", |i| noise(i) + nearly(i)), &elements(500, 1, b"", noise), "0001818300ff0ff40300df60308e05670029e7640094229c01ab2966005d9b66008da46600db1d6400dd0f96017dc344822f1e5814c6a045498419f41b00204bd5cf021477e30273a2ee00fddcf5006605ee000dddf70012e1f200b907f80000"),
     ];
     all
 }

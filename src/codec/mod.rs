@@ -3,9 +3,12 @@
 //! A codec is one file and one row of [`ROWS`]; docs/FORMAT.md specifies every payload byte for byte. Encoders are free to
 //! change (any encoder whose output the decoder accepts is right); decoders and numbers are for ever.
 
+mod buckets;
 mod choose;
 mod constant;
+mod cpu;
 mod diff;
+mod fitted;
 mod frame;
 #[cfg(test)]
 mod golden;
@@ -18,6 +21,7 @@ mod scratch;
 mod sparse;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 use crate::error::{Error, Result};
 use crate::tensor::Number;
@@ -47,6 +51,8 @@ pub enum Codec {
     ZstdRef = 7,
     /// Differences to the base, only where there are any: gaps and values.
     DiffSparse = 8,
+    /// Differences to the base of order-mapped numbers, in classes of like magnitude of the base.
+    DiffBuckets = 9,
 }
 
 /// What an encoder sees.
@@ -80,7 +86,7 @@ struct Row {
 }
 
 #[rustfmt::skip]
-static ROWS: [Row; 9] = [
+static ROWS: [Row; 10] = [
     Row { codec: Codec::Raw, name: "raw", needs_base: false, encode: plain::encode_raw, decode: plain::decode_raw },
     Row { codec: Codec::Zstd, name: "zstd", needs_base: false, encode: plain::encode_zstd, decode: plain::decode_zstd },
     Row { codec: Codec::Planes, name: "planes", needs_base: false, encode: planes::encode, decode: planes::decode },
@@ -90,6 +96,7 @@ static ROWS: [Row; 9] = [
     Row { codec: Codec::XorPlanes, name: "xor-planes", needs_base: true, encode: diff::encode_xor, decode: diff::decode_xor },
     Row { codec: Codec::ZstdRef, name: "zstd-ref", needs_base: true, encode: plain::encode_zstd_ref, decode: plain::decode_zstd_ref },
     Row { codec: Codec::DiffSparse, name: "diff-sparse", needs_base: true, encode: sparse::encode, decode: sparse::decode },
+    Row { codec: Codec::DiffBuckets, name: "diff-buckets", needs_base: true, encode: buckets::encode, decode: buckets::decode },
 ];
 
 impl Codec {
@@ -104,6 +111,7 @@ impl Codec {
         Codec::XorPlanes,
         Codec::ZstdRef,
         Codec::DiffSparse,
+        Codec::DiffBuckets,
     ];
 
     fn row(self) -> &'static Row {
