@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What a commit says of its progress, in bytes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,6 +134,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         }
         (history.ancestors(head, base::ANCESTORS), history.repacks())
     };
+    let since = parts.packs.seq();
     let total = match request.progress {
         Some(_) => walk::total_len(request),
         None => 0,
@@ -175,6 +176,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         files: found.files,
         ranges: vec![range],
         repacks,
+        since,
     };
     let (id, number) = publish.until_done(parts)?;
     let stored = publish.stored();
@@ -194,8 +196,9 @@ struct Publish {
     version: Version,
     files: u64,
     ranges: Vec<PackRange>,
-    /// Repacks that the encoder knew of.
+    /// Repacks, and the last journal record, that the encoder knew of.
     repacks: u64,
+    since: u64,
 }
 
 impl Publish {
@@ -203,28 +206,29 @@ impl Publish {
         self.ranges.iter().map(|r| r.to - r.from).sum()
     }
 
-    /// Publishes the version. If chains were encoded anew since its own were, these are checked again first.
+    /// Publishes the version. If others published some of the same nodes meanwhile, or encoded chains anew that its own are
+    /// built on, it is looked at again first.
     fn until_done(&mut self, parts: &Parts) -> Result<(VersionId, u64)> {
         loop {
-            if let Some(placed) = self.once(parts)? {
-                return Ok(placed);
+            match self.once(parts) {
+                Err(e) if e.kind() == Kind::Changed => {}
+                done => return done,
             }
+            parts.packs.refresh()?;
+            let known = std::mem::replace(&mut self.since, parts.packs.seq());
             self.repacks = parts.history.read().repacks();
-            self.ranges.extend(stamp::recheck(parts, &self.ranges)?);
+            self.ranges.extend(stamp::recheck(parts, &self.ranges, known)?);
         }
     }
 
-    /// Publishes the version, or nothing if there was a repack that it does not know of.
-    fn once(&self, parts: &Parts) -> Result<Option<(VersionId, u64)>> {
+    fn once(&self, parts: &Parts) -> Result<(VersionId, u64)> {
         let placed = Arc::new(Mutex::new(None));
-        let stale = Arc::new(AtomicBool::new(false));
-        let (history, slot, late) = (parts.history.clone(), placed.clone(), stale.clone());
+        let (history, slot) = (parts.history.clone(), placed.clone());
         let (branch, version) = (self.branch.clone(), self.version.clone());
         let (files, stored, repacks) = (self.files, self.stored(), self.repacks);
         let build = move |pending: &[Vec<u8>]| {
             history.with_pending(pending, |h| {
                 if h.repacks() != repacks {
-                    late.store(true, Relaxed);
                     return Err(Error::new(Kind::Changed, "the store was repacked meanwhile"));
                 }
                 let (change, id, number) = h.next(&branch, version, files, stored)?;
@@ -235,13 +239,11 @@ impl Publish {
                 .encode())
             })
         };
-        match parts.packs.publish(self.ranges.clone(), Box::new(build)) {
-            Err(_) if stale.load(Relaxed) => return Ok(None),
-            done => done?,
-        };
+        parts
+            .packs
+            .publish_new(self.ranges.clone(), self.since, Box::new(build))?;
         let placed = placed.lock().take();
-        let lost = || Error::new(Kind::Io, "the journal published a version without building it");
-        placed.map(Some).ok_or_else(lost)
+        placed.ok_or_else(|| Error::new(Kind::Io, "the journal published a version without building it"))
     }
 }
 

@@ -73,9 +73,10 @@ impl NodeSource for Finished {
     }
 }
 
-/// Looks again at the deltas of a commit's finished ranges after bases were encoded anew: those whose chains are longer now than
-/// their records say are written again, with the range that comes back.
-pub(super) fn recheck(parts: &Parts, ranges: &[PackRange]) -> Result<Option<PackRange>> {
+/// Looks again at the deltas of a commit's finished ranges after others published: those whose chains are longer now than their
+/// records say are written again, with the range that comes back. A node that others published in a record after `since` is
+/// written as they did, for others may build on that already.
+pub(super) fn recheck(parts: &Parts, ranges: &[PackRange], since: u64) -> Result<Option<PackRange>> {
     let mut own = HashMap::new();
     for range in ranges.iter().filter(|r| r.count > 0) {
         parts.packs.scan(range, &mut |id, place, m| {
@@ -115,6 +116,17 @@ pub(super) fn recheck(parts: &Parts, ranges: &[PackRange]) -> Result<Option<Pack
         let Some((own, delta)) = source.own.get(&id).and_then(|o| Some((o, o.meta.delta?))) else {
             continue;
         };
+        if let Some(place) = parts.packs.published_since(&id, since)? {
+            let node = parts.packs.get_at(&id, &place)?;
+            let meta = NodeMeta::decode(kind_of(node.kind)?, &node.meta)?;
+            let writer = match &mut writer {
+                Some(w) => w,
+                None => writer.insert(parts.packs.writer()?),
+            };
+            writer.append(node.kind, &id, &node.meta, &node.payload)?;
+            changed.insert(id, Load::of(&meta, node.payload.len() as u32));
+            continue;
+        }
         let base = match (changed.get(&delta.base), source.own.get(&delta.base)) {
             (Some(load), _) => *load,
             (None, Some(base)) => Load::of(&base.meta, base.payload_len),

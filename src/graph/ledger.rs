@@ -4,6 +4,7 @@ use super::history::History;
 use crate::error::Result;
 use crate::pack::{Ledger, PackRange};
 use parking_lot::{RwLock, RwLockReadGuard};
+use std::collections::BTreeSet;
 
 /// The history of an open store: what the journal has published so far.
 #[derive(Default)]
@@ -53,13 +54,12 @@ impl Ledger for LiveHistory {
         let mut state = self.0.write();
         state.history.apply(body)?;
         state.seq = seq;
-        let (retired, new): (Vec<PackRange>, Vec<PackRange>) = ranges.iter().partition(|r| r.is_retired());
+        let retired: BTreeSet<u32> = ranges.iter().filter(|r| r.is_retired()).map(|r| r.pack).collect();
         if !retired.is_empty() {
-            state
-                .ranges
-                .retain(|(_, r)| retired.iter().all(|gone| gone.pack != r.pack));
+            state.ranges.retain(|(_, r)| !retired.contains(&r.pack));
         }
-        state.ranges.extend(new.into_iter().map(|r| (seq, r)));
+        let new = ranges.iter().filter(|r| !r.is_retired());
+        state.ranges.extend(new.map(|r| (seq, *r)));
         Ok(())
     }
 }

@@ -42,9 +42,12 @@ struct Unread {
     told: bool,
 }
 
+/// Where a record is, and the sequence that published it.
+type Found = (Place, u64);
+
 #[derive(Default)]
 struct Live {
-    table: HashMap<NodeId, (Place, u64)>,
+    table: HashMap<NodeId, Found>,
     /// Newest first.
     runs: Arc<Vec<Arc<Run>>>,
 }
@@ -130,16 +133,18 @@ impl Index {
         }
     }
 
-    fn snapshot(&self, id: &NodeId) -> (Option<(Place, u64)>, Arc<Vec<Arc<Run>>>) {
+    fn snapshot(&self, id: &NodeId) -> (Option<Found>, Arc<Vec<Arc<Run>>>) {
         let live = self.live.read();
         (live.table.get(id).copied(), live.runs.clone())
     }
 
-    /// Where a node lies. An error is a run that has become bad: heal, and ask again.
-    pub(super) fn find(&self, id: &NodeId) -> Result<Option<Place>> {
+    /// Where a node lies, if memory or a run that reaches beyond `since` has it. An error is a run that has become bad: heal, and ask
+    /// again.
+    pub(super) fn find_since(&self, id: &NodeId, since: u64) -> Result<Option<Place>> {
         let (known, runs) = self.snapshot(id);
+        let known = known.filter(|(_, seq)| *seq > since);
         // Memory is newer than all runs but for what was found again in the place of a bad one.
-        let since = known.map_or(0, |(_, seq)| seq);
+        let since = known.map_or(since, |(_, seq)| seq);
         for run in runs.iter().filter(|r| r.header.last > since) {
             if let Some(place) = run.find(id)? {
                 return Ok(Some(place));

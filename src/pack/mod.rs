@@ -236,6 +236,16 @@ impl Packs {
         Ok(self.lookup(id)?.is_some())
     }
 
+    /// The sequence of the last record that was taken in.
+    pub fn seq(&self) -> u64 {
+        self.applied.lock().pos.seq
+    }
+
+    /// Where a node lies that may have been published in a record after `since`; nothing if it certainly was not.
+    pub fn published_since(&self, id: &NodeId, since: u64) -> Result<Option<Place>> {
+        self.look_up(|| self.index.find_since(id, since))
+    }
+
     /// Whether the record at a place is the one that counts for its node.
     pub fn counts(&self, id: &NodeId, place: &Place) -> Result<bool> {
         Ok(self.lookup(id)?.as_ref() == Some(place))
@@ -271,8 +281,12 @@ impl Packs {
     }
 
     fn lookup(&self, id: &NodeId) -> Result<Option<Place>> {
+        self.look_up(|| self.index.find_since(id, 0))
+    }
+
+    fn look_up(&self, find: impl Fn() -> Result<Option<Place>>) -> Result<Option<Place>> {
         loop {
-            match self.index.find(id) {
+            match find() {
                 Ok(found) => return Ok(found),
                 Err(e) => self.heal(&e, false)?,
             }

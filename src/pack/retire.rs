@@ -12,7 +12,8 @@ use crate::error::{Error, Kind, Result};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Packs that nobody appends to while this exists.
+/// Packs that nobody appends to while this exists; by default none.
+#[derive(Default)]
 pub struct Retiring {
     packs: Vec<u32>,
     /// As many, in the same order.
@@ -46,10 +47,7 @@ impl Packs {
 
     /// Of these packs, those that no writer has, held until what comes back is dropped.
     pub fn hold(&self, packs: &[u32]) -> Result<Retiring> {
-        let mut held = Retiring {
-            packs: Vec::new(),
-            locks: Vec::new(),
-        };
+        let mut held = Retiring::default();
         for pack in packs {
             let path = self.path_of(*pack);
             // A lock would make a file that is missing.
@@ -74,7 +72,7 @@ impl Packs {
     pub fn retire(&self, mut ranges: Vec<PackRange>, held: &Retiring, build: Build) -> Result<u64> {
         ranges.retain(|r| r.count > 0);
         ranges.extend(held.packs.iter().map(|p| PackRange::retired(*p)));
-        let seq = self.publish_all(ranges, build)?;
+        let seq = self.publish_all(ranges, None, build)?;
         self.remove_retired(seq);
         Ok(seq)
     }

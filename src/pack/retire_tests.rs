@@ -152,7 +152,11 @@ fn a_pack_with_something_finished_that_is_not_published_stays() {
     assert_eq!((three.pack, four.pack), (3, 3));
     let (b, _) = open(&disk);
     for (i, range) in [three, four].into_iter().enumerate() {
-        assert_eq!(b.hold(&[1, 2, 3]).unwrap().packs(), [1, 2], "{i} of two are published");
+        assert_eq!(
+            b.hold(&[1, 2, 3]).unwrap().packs(),
+            [1, 2],
+            "{i} of two are published"
+        );
         a.publish(vec![range], Box::new(|_| Ok(b"x".to_vec()))).unwrap();
     }
     assert_eq!(b.hold(&[3]).unwrap().packs(), [3]);
@@ -181,14 +185,13 @@ fn the_record_published_last_counts_wherever_it_is_found() {
     let limits = Limits { table: 4, ..LIMITS };
     let (packs, _) = try_open(&disk, limits).unwrap();
     commit(&packs, "one", 5).unwrap(); // written as a run
-    let held = || packs.hold(&[]).unwrap();
     for (i, meta) in [b"second", b"third."].iter().enumerate() {
         let mut w = packs.writer().unwrap();
         let p = payload("one", 0);
         w.append(1, &id_of(&p), *meta, &p).unwrap();
         let range = w.finish().unwrap();
         packs
-            .retire(vec![range], &held(), Box::new(|_| Ok(vec![])))
+            .retire(vec![range], &Retiring::default(), Box::new(|_| Ok(vec![])))
             .unwrap();
         assert_eq!(packs.meta(&id_of(&p)).unwrap().meta, *meta);
         if i == 0 {

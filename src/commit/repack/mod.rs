@@ -12,6 +12,7 @@ mod unit;
 
 use super::Parts;
 use crate::error::Result;
+use crate::pack::Retiring;
 use code::{Coder, Done};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -113,7 +114,7 @@ pub fn repack(parts: &Parts, request: &RepackRequest) -> Result<Repacked> {
         let writer = coder.writer.into_inner();
         repack.report.damage.extend(damage);
         if let Some(writer) = writer {
-            repack.publish(vec![writer.finish()?], parts.packs.hold(&[])?)?;
+            repack.publish(vec![writer.finish()?], Retiring::default())?;
         }
     }
     let sum = *sum.lock();

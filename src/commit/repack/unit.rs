@@ -10,8 +10,6 @@ use crate::error::{Error, Kind, Result};
 use crate::graph::{Change, NodeMeta, Record};
 use crate::pack::{Node, PackRange, PackWriter, Packs, Retiring};
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// One repack under way.
 pub(super) struct Repack<'a> {
@@ -129,11 +127,9 @@ impl<'a> Repack<'a> {
 
     /// Publishes, unless there is something new in the journal that the table does not know: then false.
     fn publish_once(&mut self, ranges: Vec<PackRange>, retire: &Retiring) -> Result<bool> {
-        let stale = Arc::new(AtomicBool::new(false));
-        let (history, late, seq) = (self.parts.history.clone(), stale.clone(), self.seq);
+        let (history, seq) = (self.parts.history.clone(), self.seq);
         let build = move |pending: &[Vec<u8>]| {
             if !pending.is_empty() || history.ranges_since(seq).0 != seq {
-                late.store(true, Relaxed);
                 return Err(Error::new(Kind::Changed, "something was published meanwhile"));
             }
             let changes = vec![Change::Repack];
@@ -141,7 +137,7 @@ impl<'a> Repack<'a> {
         };
         let published = self.parts.packs.retire(ranges, retire, Box::new(build));
         match published {
-            Err(_) if stale.load(Relaxed) => Ok(false),
+            Err(e) if e.kind() == Kind::Changed => Ok(false),
             published => {
                 self.seq = published?;
                 for pack in retire.packs() {

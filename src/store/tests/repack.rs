@@ -49,10 +49,13 @@ fn spoil(store: &Store) {
     let body = Record {
         changes: vec![Change::Repack],
     };
-    let nothing: Retiring = parts.packs.hold(&[]).unwrap();
     parts
         .packs
-        .retire(vec![range], &nothing, Box::new(move |_| Ok(body.encode())))
+        .retire(
+            vec![range],
+            &Retiring::default(),
+            Box::new(move |_| Ok(body.encode())),
+        )
         .unwrap();
 }
 
@@ -251,6 +254,39 @@ fn a_commit_under_way_looks_at_its_chains_again() {
     for store in [&committing, &again(&f)] {
         assert!(chains_hold(store) >= 3);
         all_read(store, &files, "after both");
+    }
+}
+
+#[test]
+fn of_two_commits_of_the_same_the_chains_fit() {
+    let f = Fixture::new();
+    let files = series(&f, &[50_000], 4);
+    let mut model = Model::new(&[50_000]);
+    (0..4).for_each(|_| model.step());
+    let fifth = f.write("model.safetensors", &model.safetensors(4));
+    let fifth_bytes = model.safetensors(4);
+    model.step();
+    let sixth = f.write("6/model.safetensors", &model.safetensors(5));
+    let (slow, quick) = (again(&f), again(&f));
+    let done = slow.commit_if(&request(&fifth), &|| {
+        for path in [&fifth, &sixth] {
+            let mut r = request(path);
+            r.branch = "other".into();
+            quick.commit(&r)?;
+        }
+        Ok(())
+    });
+    assert_eq!(done.unwrap().number, 5);
+    for store in [&slow, &again(&f)] {
+        chains_hold(store);
+        all_read(store, &files, "before");
+        for (rev, bytes) in [
+            ("main/5", &fifth_bytes),
+            ("other/1", &fifth_bytes),
+            ("other/2", &model.safetensors(5)),
+        ] {
+            assert!(read(store, rev, "model.safetensors").unwrap() == *bytes, "{rev}");
+        }
     }
 }
 
