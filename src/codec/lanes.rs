@@ -43,6 +43,16 @@ pub(super) trait Word: Copy + Eq + Default + 'static {
     fn block(bytes: &[u8]) -> Option<[Self; BLOCK]>;
     /// For each element a byte that grows with its magnitude: a float's exponent.
     fn magnitudes(from: &[Self; BLOCK], to: &mut [u8; BLOCK]);
+    /// Bits below a magnitude.
+    const FRACTION: u32;
+    /// The magnitude of one element.
+    fn magnitude(self) -> u8;
+    /// Its bits below the magnitude.
+    fn fraction(self) -> u64;
+    /// Whether the signs are not the same.
+    fn differs_in_sign(self, other: Self) -> bool;
+    /// The other sign, and these bits for all others.
+    fn flipped(self, bits: u64) -> Self;
     /// `self - base`, wrapping, as a signed number.
     fn minus(self, base: Self) -> i64;
     /// `self + difference`, wrapping.
@@ -50,7 +60,7 @@ pub(super) trait Word: Copy + Eq + Default + 'static {
 }
 
 macro_rules! word {
-    ($u:ident, $i:ident, $magnitude:expr) => {
+    ($u:ident, $i:ident, $fraction:literal, $magnitude:expr) => {
         impl Word for $u {
             const WIDTH: usize = size_of::<$u>();
 
@@ -130,10 +140,28 @@ macro_rules! word {
             }
             #[inline(always)]
             fn magnitudes(from: &[Self; BLOCK], to: &mut [u8; BLOCK]) {
-                let magnitude: fn($u) -> u8 = $magnitude;
                 for (f, t) in from.iter().zip(to) {
-                    *t = magnitude(*f);
+                    *t = f.magnitude();
                 }
+            }
+            const FRACTION: u32 = $fraction;
+            #[inline(always)]
+            fn magnitude(self) -> u8 {
+                let magnitude: fn($u) -> u8 = $magnitude;
+                magnitude(self)
+            }
+            #[inline(always)]
+            fn fraction(self) -> u64 {
+                u64::from(self & ((1 << $fraction) - 1))
+            }
+            #[inline(always)]
+            fn differs_in_sign(self, other: Self) -> bool {
+                (self ^ other) >> ($u::BITS - 1) != 0
+            }
+            #[inline(always)]
+            fn flipped(self, bits: u64) -> Self {
+                const SIGN: $u = 1 << ($u::BITS - 1);
+                (!self & SIGN) | (bits as $u & !SIGN)
             }
             #[inline(always)]
             fn minus(self, base: Self) -> i64 {
@@ -147,14 +175,15 @@ macro_rules! word {
     };
 }
 
-word!(u8, i8, |x| x & 0x7f);
+word!(u8, i8, 0, |x| x & 0x7f);
 // The upper three bits of an f16's fraction go with its exponent.
-word!(u16, i16, |x| (x >> 7) as u8);
-word!(u32, i32, |x| (x >> 23) as u8);
+word!(u16, i16, 7, |x| (x >> 7) as u8);
+word!(u32, i32, 23, |x| (x >> 23) as u8);
 // The exponents that an f32 has; all others count as its lowest or highest.
 word!(
     u64,
     i64,
+    52,
     |x| ((x >> 52) as u32 & 0x7ff).saturating_sub(896).min(255) as u8
 );
 

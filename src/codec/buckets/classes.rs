@@ -13,6 +13,8 @@ const DENSE_8THS: u32 = 5;
 /// How long the differences of elements of each magnitude are.
 pub(super) struct Sample {
     lengths: Box<[[u32; LENGTHS]; 256]>,
+    /// How often each magnitude occurs with another sign than the base's.
+    flips: [u32; 256],
     /// The chunk has this many times the elements of the sample.
     scale: f32,
 }
@@ -60,8 +62,27 @@ impl Sample {
     pub(super) fn new(scale: f32) -> Self {
         Sample {
             lengths: Box::new([[0; LENGTHS]; 256]),
+            flips: [0; 256],
             scale,
         }
+    }
+
+    /// Counts an element with the other sign.
+    #[inline(always)]
+    pub(super) fn add_flip(&mut self, magnitude: u8) {
+        self.flips[usize::from(magnitude)] += 1;
+    }
+
+    /// The highest magnitude of those with the other sign, but for a few.
+    pub(super) fn highest_flip(&self) -> u8 {
+        let mut beyond = self.flips.iter().sum::<u32>() / 64;
+        for (magnitude, n) in (0..=255u8).zip(&self.flips).rev() {
+            if *n > beyond {
+                return magnitude;
+            }
+            beyond -= n;
+        }
+        0
     }
 
     #[inline(always)]

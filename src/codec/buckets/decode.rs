@@ -36,6 +36,8 @@ struct Class<'a> {
 }
 
 struct Head {
+    /// The highest magnitude of elements with the other sign.
+    highest: u8,
     from: Vec<u8>,
     kinds: Vec<Kind>,
     /// Elements of each class, if it is sparse.
@@ -58,6 +60,7 @@ impl Head {
             return Err(bad("are not in order"));
         }
         let mut head = Head {
+            highest: r.u8()?,
             from,
             kinds: Vec::new(),
             lens: vec![0; count],
@@ -146,6 +149,7 @@ fn decode_words<W: Word>(r: &mut Reader<'_>, float: bool, raw: &mut [u8]) -> Res
                         tokens,
                         beside: BitReader::new(beside),
                         raw,
+                        highest: head.highest,
                         word: PhantomData,
                     };
                     let taken = if float {
@@ -317,6 +321,8 @@ struct Apply<'a, W> {
     tokens: &'a [u8],
     beside: BitReader<'a>,
     raw: &'a mut [u8],
+    /// The highest magnitude of elements with the other sign.
+    highest: u8,
     word: PhantomData<W>,
 }
 
@@ -329,7 +335,7 @@ impl<W: Word> Work for Floats<'_, W> {
 
     #[inline(always)]
     fn run(self, cpu: impl Cpu) -> usize {
-        self.0.run(cpu, |base, difference| {
+        self.0.run(cpu, true, |base, difference| {
             base.ordered().plus(difference).unordered()
         })
     }
@@ -340,29 +346,32 @@ impl<W: Word> Work for Integers<'_, W> {
 
     #[inline(always)]
     fn run(self, cpu: impl Cpu) -> usize {
-        self.0.run(cpu, |base, difference| base.plus(difference))
+        self.0.run(cpu, false, |base, difference| base.plus(difference))
     }
 }
 
 impl<W: Word> Apply<'_, W> {
     #[inline(always)]
-    fn run(self, cpu: impl Cpu, add: impl Fn(W, i64) -> W) -> usize {
+    fn run(self, cpu: impl Cpu, float: bool, add: impl Fn(W, i64) -> W) -> usize {
         let Apply {
             places,
             tokens,
             mut beside,
             raw,
+            highest,
             ..
         } = self;
-        let meanings = token::meanings(W::WIDTH);
-        let mut difference = |t: u8| {
+        let mut meanings = token::meanings(W::WIDTH);
+        if super::has_flips::<W>(float) {
+            token::add_flips(&mut meanings, highest, W::FRACTION);
+        }
+        let mut apply = |base: W, t: u8| {
             let meaning = meanings[usize::from(t)];
-            let magnitude = (meaning.least | beside.take(meaning.beside, W::WIDTH < 8)).cast_signed();
-            if t < token::ZERO {
-                magnitude.wrapping_neg()
-            } else {
-                magnitude
-            }
+            let bits = meaning.least | beside.take(meaning.beside, W::WIDTH < 8);
+            // Without a branch: signs cannot be predicted.
+            let sign = -i64::from(t < token::ZERO);
+            let moved = add(base, (bits.cast_signed() ^ sign).wrapping_sub(sign));
+            if meaning.flip { base.flipped(bits) } else { moved }
         };
         if tokens.len() == raw.len() / W::WIDTH {
             let exact = token::exact(W::WIDTH);
@@ -380,7 +389,7 @@ impl<W: Word> Apply<'_, W> {
                     }
                     _ => {
                         for (x, t) in words.iter_mut().zip(tokens) {
-                            *x = add(*x, difference(*t));
+                            *x = apply(*x, *t);
                         }
                     }
                 }
@@ -389,9 +398,8 @@ impl<W: Word> Apply<'_, W> {
         } else {
             for (t, place) in tokens.iter().zip(places) {
                 let place = u32::from_le_bytes(*place) as usize;
-                let difference = difference(*t);
                 if let Some(x) = W::get(raw, place) {
-                    W::set(raw, place, add(x, difference));
+                    W::set(raw, place, apply(x, *t));
                 }
             }
         }

@@ -37,9 +37,11 @@ fn encode_words<W: Word>(raw: &[u8], base: &[u8], float: bool, w: &mut Writer) {
     };
     let sample = cpu::best(Sampling(pair));
     let classes = sample.classes();
+    let highest = sample.highest_flip();
     let mut split = cpu::best(Splitting {
         pair,
         classes: &classes,
+        highest,
     });
     let mut kinds: Vec<Kind> = classes.iter().map(|c| c.kind).collect();
 
@@ -54,6 +56,7 @@ fn encode_words<W: Word>(raw: &[u8], base: &[u8], float: bool, w: &mut Writer) {
     for c in classes.iter().skip(1) {
         w.u8(c.from);
     }
+    w.u8(highest);
     let mut token_tables = vec![[0; 256]; classes.len()];
     let mut bits_tables = token_tables.clone();
     let (mut bits, mut bit_classes, mut bits_aside) = (Vec::new(), Vec::new(), Vec::new());
@@ -178,6 +181,21 @@ impl<W: Word> Block<W> {
         }
     }
 
+    /// An element's token, how many bits are beside it, and these.
+    #[inline(always)]
+    fn token(&self, i: usize, float: bool, highest: u8) -> (u8, u32, u64) {
+        let x = self.raw[i % BLOCK];
+        if super::has_flips::<W>(float) && x.differs_in_sign(self.base[i % BLOCK]) {
+            let below = highest.wrapping_sub(x.magnitude());
+            if below < token::FLIPS {
+                return (token::flip(below), W::FRACTION, x.fraction());
+            }
+        }
+        let difference = self.difference(i, float);
+        let (token, beside) = token::of(difference, W::WIDTH);
+        (token, beside, difference.unsigned_abs() & ((1 << beside) - 1))
+    }
+
     /// A bit for each element that differs.
     #[inline(always)]
     fn changed(&self, cpu: impl Cpu) -> u64 {
@@ -204,6 +222,9 @@ impl<W: Word> Work for Sampling<'_, W> {
             let block = pair.block(i);
             for i in 0..block.len {
                 sample.add(block.magnitudes[i], block.difference(i, pair.float));
+                if super::has_flips::<W>(pair.float) && block.raw[i].differs_in_sign(block.base[i]) {
+                    sample.add_flip(block.raw[i].magnitude());
+                }
             }
         }
         sample
@@ -220,20 +241,13 @@ struct Split {
     beside: BitWriter,
 }
 
-/// The token of a difference, how many bits are beside it, and these.
-#[inline(always)]
-fn token_of(difference: i64, width: usize) -> (u8, u32, u64) {
-    let (token, beside) = token::of(difference, width);
-    (token, beside, difference.unsigned_abs() & ((1 << beside) - 1))
-}
-
 impl Split {
     /// Adds a block whose elements all have a token.
     #[inline(always)]
-    fn block<W: Word>(&mut self, block: &Block<W>, float: bool, class_of: &[u8; 256]) {
+    fn block<W: Word>(&mut self, block: &Block<W>, float: bool, highest: u8, class_of: &[u8; 256]) {
         let (mut tokens, mut classes) = ([0; BLOCK], [0; BLOCK]);
         for i in 0..BLOCK {
-            let (token, beside, bits) = token_of(block.difference(i, float), W::WIDTH);
+            let (token, beside, bits) = block.token(i, float, highest);
             tokens[i] = token;
             classes[i] = class_of[usize::from(block.magnitudes[i])];
             self.beside.put(bits, beside);
@@ -246,6 +260,8 @@ impl Split {
 struct Splitting<'a, W> {
     pair: Pair<'a, W>,
     classes: &'a [Class],
+    /// The highest magnitude of elements with the other sign.
+    highest: u8,
 }
 
 impl<W: Word> Work for Splitting<'_, W> {
@@ -253,7 +269,11 @@ impl<W: Word> Work for Splitting<'_, W> {
 
     #[inline(always)]
     fn run(self, cpu: impl Cpu) -> Split {
-        let Splitting { pair, classes } = self;
+        let Splitting {
+            pair,
+            classes,
+            highest,
+        } = self;
         let class_of = super::class_table(classes.iter().map(|c| c.from));
         let mut split = Split {
             bits: classes.iter().map(|_| BitWriter::default()).collect(),
@@ -278,12 +298,12 @@ impl<W: Word> Work for Splitting<'_, W> {
                 }
             }
             if valued == u64::MAX {
-                split.block(&block, pair.float, &class_of);
+                split.block(&block, pair.float, highest, &class_of);
                 continue;
             }
             while valued != 0 {
                 let i = valued.trailing_zeros() as usize;
-                let (token, beside, bits) = token_of(block.difference(i, pair.float), W::WIDTH);
+                let (token, beside, bits) = block.token(i, pair.float, highest);
                 split.tokens.push(token);
                 split.classes.push(class_of[usize::from(block.magnitudes[i])]);
                 split.beside.put(bits, beside);

@@ -11,6 +11,7 @@ mod token;
 pub(super) use decode::decode;
 pub(super) use encode::encode;
 
+use super::lanes::Word;
 use super::weights::Spread;
 
 /// Classes of a chunk, at most.
@@ -55,6 +56,11 @@ impl Spread for Ones {
     fn of(&self, symbol: usize) -> Option<usize> {
         Some(symbol.count_ones() as usize)
     }
+}
+
+/// Whether there are tokens for elements with the other sign.
+const fn has_flips<W: Word>(float: bool) -> bool {
+    float && W::WIDTH < 8
 }
 
 /// The class of each magnitude, given the lowest magnitude of each class.

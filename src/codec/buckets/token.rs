@@ -37,13 +37,43 @@ pub(super) fn of(difference: i64, width: usize) -> (u8, u32) {
     )
 }
 
-/// What a token says of a difference.
+/// Tokens that no difference of elements of up to four bytes has. They say that a float has the other sign, how far its
+/// magnitude is below the highest of these: its difference, which counts all numbers between, says less in more bits.
+pub(super) const FLIPS: u8 = 14;
+/// So many of them at the lower end, from 1 on; the others are the highest.
+const LOW_FLIPS: u8 = 7;
+
+/// The token of a float with the other sign, so far below the highest magnitude.
+#[inline(always)]
+pub(super) fn flip(below: u8) -> u8 {
+    if below < LOW_FLIPS {
+        below + 1
+    } else {
+        below + (u8::MAX - FLIPS + 1)
+    }
+}
+
+/// What a token says of an element.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Meaning {
-    /// The magnitude without the bits beside the token.
+    /// The difference's magnitude, or the element's other bits, without the bits beside the token.
     pub(super) least: u64,
     /// How many these are.
     pub(super) beside: u32,
+    /// Whether the sign is the other one.
+    pub(super) flip: bool,
+}
+
+/// Gives the tokens of floats with the other sign their meaning: their highest magnitude, and how many bits are below it.
+pub(super) fn add_flips(meanings: &mut [Meaning; 256], highest: u8, beside: u32) {
+    for below in 0..FLIPS {
+        let least = u64::from(highest.saturating_sub(below)) << beside;
+        meanings[usize::from(flip(below))] = Meaning {
+            least,
+            beside,
+            flip: true,
+        };
+    }
 }
 
 /// The meaning of each token of elements of so many bytes. Those that no difference has mean more than fits, which wraps.
@@ -56,6 +86,7 @@ pub(super) fn meanings(width: usize) -> [Meaning; 256] {
         Meaning {
             least: upper.checked_shl(beside).unwrap_or(0),
             beside: beside.min(63),
+            flip: false,
         }
     })
 }
@@ -82,6 +113,24 @@ mod tests {
             assert_comes_back(i64::from(small), 4);
             assert_comes_back(i64::from(smaller), 2);
         }
+    }
+
+    #[test]
+    fn flips_are_no_differences() {
+        let flips: Vec<u8> = (0..FLIPS).map(flip).collect();
+        for (width, most) in [(1, 1u64 << 7), (2, 1 << 15), (4, 1 << 31)] {
+            for d in [most.cast_signed(), -most.cast_signed()] {
+                assert!(!flips.contains(&of(d, width).0));
+                assert!(
+                    flips
+                        .iter()
+                        .all(|f| f.abs_diff(ZERO) > of(d, width).0.abs_diff(ZERO))
+                );
+            }
+        }
+        let mut all = meanings(4);
+        add_flips(&mut all, 9, 23);
+        assert_eq!(all.iter().filter(|m| m.flip).count(), usize::from(FLIPS));
     }
 
     #[test]

@@ -149,7 +149,7 @@ fn what_was_stored_badly_becomes_small_and_stays_the_same() {
         "{good} {before} {after}"
     );
     assert_eq!(pack_files(f.store.dir()).len(), 1, "{done:?}");
-    assert!((2..=8).contains(&chains_hold(&store)));
+    assert!((2..=11).contains(&chains_hold(&store)));
     all_read(&store, &files, "here");
     all_read(&old, &files, "with an old view");
     all_good(&old);
