@@ -159,3 +159,48 @@ pub(super) fn recheck(parts: &Parts, ranges: &[PackRange], since: u64) -> Result
 pub(super) fn kind_of(tag: u8) -> Result<NodeKind> {
     NodeKind::from_tag(tag).ok_or_else(|| Error::damage(format!("is a record of kind {tag}")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::Codec;
+    use crate::graph::Delta;
+    use crate::tensor::Number;
+
+    #[test]
+    fn numbers_follow_the_base_and_stay_within_bounds() {
+        let delta = Delta {
+            base: NodeId([1; 32]),
+            depth: 1,
+            revision: 7,
+            cost: 500,
+        };
+        let meta = NodeMeta {
+            codec: Codec::DiffPlanes,
+            number: Number::BF16,
+            raw_len: 1000,
+            delta: Some(delta),
+        };
+        let base = |depth, cost| Load { depth, cost };
+        let new = restamped(&meta, 100, base(4, 900)).unwrap();
+        let want = Delta {
+            depth: 5,
+            cost: 1000,
+            ..delta
+        };
+        assert_eq!(new.delta, Some(want));
+        assert!(Load::of(&new, 100).covers(base(4, 900), 100));
+        assert!(!Load::of(&meta, 100).covers(base(1, 100), 100));
+        assert!(!Load::of(&meta, 100).covers(base(0, 401), 100));
+        assert!(Load::of(&meta, 100).covers(base(0, 400), 100));
+        for (depth, cost) in [(255, 10), (254, 10), (0, 2901), (0, u64::MAX)] {
+            assert_eq!(restamped(&meta, 100, base(depth, cost)), None);
+        }
+        let alone = NodeMeta {
+            codec: Codec::Raw,
+            delta: None,
+            ..meta
+        };
+        assert_eq!(restamped(&alone, 100, base(0, 0)), None);
+    }
+}

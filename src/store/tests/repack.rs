@@ -28,22 +28,16 @@ fn again(f: &Fixture) -> Store {
     Store::open(f.store.dir(), &options()).unwrap()
 }
 
-/// Stores every chunk again as it is, without codec or base, as a bad old version would have.
-fn spoil(store: &Store) {
+/// Publishes every chunk again as `how` says, as if a repack had done so.
+fn publish_again(store: &Store, how: impl Fn(NodeMeta, &NodeId) -> Option<(NodeMeta, Vec<u8>)>) {
     let parts = &store.0.parts;
     parts.packs.refresh().unwrap();
     let mut writer = parts.packs.writer().unwrap();
-    for id in chunks(store).into_keys() {
-        let raw = parts.rebuilder.chunk(&*parts.packs, &id).unwrap();
-        let old = NodeMeta::decode(NodeKind::Chunk, &parts.packs.meta(&id).unwrap().meta).unwrap();
-        let meta = NodeMeta {
-            codec: Codec::Raw,
-            delta: None,
-            ..old
-        };
-        writer
-            .append(NodeKind::Chunk as u8, &id, &meta.encode(), &raw)
-            .unwrap();
+    for (id, (meta, _)) in chunks(store) {
+        if let Some((meta, payload)) = how(meta, &id) {
+            let kind = NodeKind::Chunk as u8;
+            writer.append(kind, &id, &meta.encode(), &payload).unwrap();
+        }
     }
     let range = writer.finish().unwrap();
     let body = Record {
@@ -57,6 +51,28 @@ fn spoil(store: &Store) {
             Box::new(move |_| Ok(body.encode())),
         )
         .unwrap();
+}
+
+/// Stores every chunk as it is, without codec or base, as a bad old version would have.
+fn spoil(store: &Store) {
+    publish_again(store, |meta, id| {
+        let parts = &store.0.parts;
+        let raw = parts.rebuilder.chunk(&*parts.packs, id).unwrap();
+        let meta = NodeMeta {
+            codec: Codec::Raw,
+            delta: None,
+            ..meta
+        };
+        Some((meta, raw.to_vec()))
+    });
+}
+
+/// Makes every delta say that its chain is as long as can be.
+fn stretch(store: &Store) {
+    publish_again(store, |mut meta, id| {
+        meta.delta.as_mut()?.depth = 32;
+        Some((meta, store.0.parts.packs.get(id).unwrap().payload))
+    });
 }
 
 /// The metas of all chunks, as a reader finds them.
@@ -255,6 +271,45 @@ fn a_commit_under_way_looks_at_its_chains_again() {
         assert!(chains_hold(store) >= 3);
         all_read(store, &files, "after both");
     }
+}
+
+#[test]
+fn what_has_no_room_for_its_chain_is_stored_without_a_base() {
+    let f = Fixture::new();
+    let mut files = series(&f, &[50_000], 6);
+    let mut r = request(&f.write("x", b"x"));
+    r.branch = "side".into();
+    f.store.commit(&r).unwrap();
+    // None of these is looked at by a repack of the other branch, but all must hold.
+    stretch(&f.store);
+    let store = again(&f);
+    store
+        .repack(&RepackRequest {
+            branch: Some("side".into()),
+            ..RepackRequest::default()
+        })
+        .unwrap();
+    assert_eq!(chains_hold(&store), 32);
+    all_read(&store, &files, "repacked");
+    // And so for a commit that was under way.
+    let mut model = Model::new(&[50_000]);
+    (0..6).for_each(|_| model.step());
+    files.push(model.safetensors(6));
+    let path = f.write("model.safetensors", &files[6]);
+    let other = again(&f);
+    let done = store.commit_if(&request(&path), &|| {
+        other.repack(&RepackRequest::default())?;
+        stretch(&other);
+        other.repack(&RepackRequest {
+            branch: Some("side".into()),
+            ..RepackRequest::default()
+        })?;
+        Ok(())
+    });
+    assert_eq!(done.unwrap().number, 7);
+    chains_hold(&store);
+    all_read(&again(&f), &files, "committed");
+    all_good(&store);
 }
 
 #[test]
