@@ -29,10 +29,15 @@ pub(super) struct Job {
     pub(super) reply: Sender<(usize, Result<NodeId>)>,
 }
 
-/// The nodes of one commit: those it appends, and all that were there before.
-pub(super) struct Encoder {
-    rebuilder: Arc<Rebuilder>,
-    pub(super) source: Arc<Pending>,
+/// Whether a chain may have so many deltas, and read so many payload bytes for a node of `raw_len` bytes.
+pub(super) fn within_bounds(depth: u8, cost: u64, raw_len: u32) -> bool {
+    depth <= MAX_DEPTH && cost <= MAX_COST * u64::from(raw_len)
+}
+
+/// Encodes against the nodes of a source; by default those of one commit: what it appends, and all that was there before.
+pub(super) struct Encoder<S: NodeSource = Pending> {
+    pub(super) rebuilder: Arc<Rebuilder>,
+    pub(super) source: Arc<S>,
 }
 
 /// Nodes that are published, or that this commit has appended.
@@ -158,44 +163,13 @@ impl Encoder {
         number: Number,
         previous: Option<NodeId>,
     ) -> Result<()> {
-        let too_long = || {
-            Error::new(
-                Kind::Limit,
-                format!("a {} of {} bytes is too large to store", kind.name(), raw.len()),
-            )
-        };
-        let raw_len = u32::try_from(raw.len())
-            .ok()
-            .filter(|n| *n <= kind.max_len())
-            .ok_or_else(too_long)?;
         let known = self.source.contains(&id)?;
         if known && self.reads_back(kind, id, raw)? {
             return Ok(());
         }
         // What replaces a damaged copy stands alone: its own chain may lead through the damage, or back to itself.
-        let previous = previous.filter(|_| !known);
-        if let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten() {
-            match self.against(kind, &base, raw, number, raw_len) {
-                Ok(Some((meta, payload))) => return self.source.append(kind, &id, &meta, &payload),
-                Ok(None) => {}
-                // A base that is gone or damaged costs space, not the commit.
-                Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
-                    log::warn!("cannot use a base: {e}")
-                }
-                Err(e) => return Err(e),
-            }
-        }
-        let mut encoded = codec::encode(raw, number, None);
-        let mut meta = NodeMeta {
-            codec: encoded.codec,
-            number,
-            raw_len,
-            delta: None,
-        };
-        if !self.proves(&meta, &encoded.payload, raw, None) {
-            (meta.codec, encoded.payload) = (Codec::Raw, raw.to_vec());
-        }
-        self.source.append(kind, &id, &meta, &encoded.payload)
+        let (meta, payload) = self.best(kind, raw, number, previous.filter(|_| !known))?;
+        self.source.append(kind, &id, &meta, &payload)
     }
 
     /// Whether a node that is there reads back as these bytes. One that does not is appended again: a commit must not be
@@ -217,6 +191,51 @@ impl Encoder {
             Err(e) => Err(e),
         }
     }
+}
+
+impl<S: NodeSource> Encoder<S> {
+    /// How a node is stored: against a base on the chain of `previous`, as the chain policy says, or alone where that is smaller
+    /// or where there is none. It was decoded again, and compared.
+    pub(super) fn best(
+        &self,
+        kind: NodeKind,
+        raw: &[u8],
+        number: Number,
+        previous: Option<NodeId>,
+    ) -> Result<(NodeMeta, Vec<u8>)> {
+        let too_long = || {
+            Error::new(
+                Kind::Limit,
+                format!("a {} of {} bytes is too large to store", kind.name(), raw.len()),
+            )
+        };
+        let raw_len = u32::try_from(raw.len())
+            .ok()
+            .filter(|n| *n <= kind.max_len())
+            .ok_or_else(too_long)?;
+        if let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten() {
+            match self.against(kind, &base, raw, number, raw_len) {
+                Ok(Some(best)) => return Ok(best),
+                Ok(None) => {}
+                // A base that is gone or damaged costs space, not the commit.
+                Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
+                    log::warn!("cannot use a base: {e}")
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        let mut encoded = codec::encode(raw, number, None);
+        let mut meta = NodeMeta {
+            codec: encoded.codec,
+            number,
+            raw_len,
+            delta: None,
+        };
+        if !self.proves(&meta, &encoded.payload, raw, None) {
+            (meta.codec, encoded.payload) = (Codec::Raw, raw.to_vec());
+        }
+        Ok((meta, encoded.payload))
+    }
 
     /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.
     fn against(
@@ -233,7 +252,7 @@ impl Encoder {
         };
         let encoded = codec::encode(raw, number, Some(&base_raw));
         let cost = base.cost + encoded.payload.len() as u64;
-        if encoded.codec.needs_base() && cost > MAX_COST * raw.len() as u64 {
+        if encoded.codec.needs_base() && !within_bounds(base.depth + 1, cost, raw_len) {
             return Ok(None);
         }
         let delta = Delta {

@@ -39,7 +39,7 @@ impl NodeSource for Packs {
 }
 
 /// A chain longer than this is damage: no version of zspace writes one.
-const MAX_CHAIN: usize = 64;
+pub const MAX_CHAIN: usize = 64;
 
 /// What was done since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

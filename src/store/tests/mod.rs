@@ -5,6 +5,7 @@ mod damage;
 mod golden;
 mod history;
 mod inputs;
+mod repack;
 mod roundtrip;
 
 use super::*;
