@@ -22,6 +22,17 @@ pub(super) fn encode(input: Input<'_>) -> Encoded {
         }
     }
     let mut best: Option<Encoded> = None;
+    if input.raw.len() > SMALL
+        && input.number != Number::Bytes
+        && let Some(payload) = (Codec::DiffBuckets.row().encode)(input)
+    {
+        let codec = Codec::DiffBuckets;
+        // Its tables make a sample look worse than the whole, so it is always tried; where it makes little of much, nothing else is.
+        if payload.len() <= input.raw.len() / 4 {
+            return Encoded { codec, payload };
+        }
+        best = Some(Encoded { codec, payload }).filter(|e| e.payload.len() < input.raw.len());
+    }
     for (codec, estimate) in likely(input) {
         if best
             .as_ref()
@@ -71,17 +82,7 @@ fn likely(input: Input<'_>) -> Vec<(Codec, usize)> {
     if copies {
         likely.extend([(ZstdRef, 0), (Zstd, input.raw.len() / 2)]);
     }
-    if input.number != Number::Bytes && input.base.is_some_and(|b| b.len() == input.raw.len()) {
-        // Its tables make a sample look worse than the whole. What it makes less than a quarter of need not be tried otherwise.
-        likely.push((DiffBuckets, 0));
-        likely.extend(
-            by_sample(input, copies)
-                .into_iter()
-                .map(|(codec, size)| (codec, size.max(input.raw.len() / 4))),
-        );
-    } else {
-        likely.extend(by_sample(input, copies));
-    }
+    likely.extend(by_sample(input, copies));
     likely
 }
 

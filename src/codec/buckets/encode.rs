@@ -12,7 +12,7 @@ use crate::codec::weights::Weights;
 use std::marker::PhantomData;
 
 /// Blocks that are looked at to choose the classes.
-const SAMPLED: usize = 1024;
+const SAMPLED: usize = 512;
 
 pub(in crate::codec) fn encode(input: Input<'_>) -> Option<Vec<u8>> {
     let base = input.base.filter(|b| b.len() == input.raw.len())?;
