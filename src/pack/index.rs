@@ -42,6 +42,14 @@ struct Live {
     runs: Arc<Vec<Arc<Run>>>,
 }
 
+/// Of a node that was published twice the later copy counts: it was written because the earlier one did not read back.
+fn put(table: &mut HashMap<NodeId, (Place, u64)>, seq: u64, id: NodeId, place: Place) {
+    let entry = table.entry(id).or_insert((place, seq));
+    if entry.1 < seq {
+        *entry = (place, seq);
+    }
+}
+
 impl Index {
     pub(super) fn new(disk: Arc<dyn Disk>, root: &Path, store: StoreId) -> Self {
         let (live, maintenance, damaged) = (RwLock::default(), Mutex::default(), Mutex::default());
@@ -74,7 +82,7 @@ impl Index {
     }
 
     pub(super) fn add(&self, seq: u64, id: NodeId, place: Place) -> Result<()> {
-        self.live.write().table.entry(id).or_insert((place, seq));
+        put(&mut self.live.write().table, seq, id, place);
         Ok(())
     }
 
@@ -141,13 +149,13 @@ impl Index {
         let wanted = |seq| seq <= last && (all || left_out(seq));
         let mut found = HashMap::new();
         scan(&wanted, &mut |seq, id, place| {
-            found.entry(id).or_insert((place, seq));
+            put(&mut found, seq, id, place);
             Ok(())
         })?;
         let mut live = self.live.write();
         live.table.retain(|_, (_, seq)| !all || *seq > last);
-        for (id, entry) in found {
-            live.table.entry(id).or_insert(entry);
+        for (id, (place, seq)) in found {
+            put(&mut live.table, seq, id, place);
         }
         live.runs = Arc::new(good);
         drop(live);
