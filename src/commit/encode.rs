@@ -132,6 +132,11 @@ impl Encoder {
 
     /// Stores a chunk unless it is there. `previous` is the chunk at its place in an earlier version.
     pub(super) fn chunk(&self, raw: &[u8], number: Number, previous: Option<NodeId>) -> Result<NodeId> {
+        if let Some(previous) = previous
+            && self.unchanged(&previous, raw)?
+        {
+            return Ok(previous);
+        }
         let id = NodeId(crate::id::Domain::Chunk.hash(raw));
         self.store(NodeKind::Chunk, id, raw, number, previous)?;
         Ok(id)
@@ -194,6 +199,23 @@ impl Encoder {
             (meta.codec, encoded.payload) = (Codec::Raw, raw.to_vec());
         }
         self.source.append(kind, &id, &meta, &encoded.payload)
+    }
+
+    /// Whether the chunk is the previous one, without hashing it: where that one would be the base, it has to be rebuilt anyway.
+    fn unchanged(&self, previous: &NodeId, raw: &[u8]) -> Result<bool> {
+        let base = self.base(NodeKind::Chunk, *previous)?;
+        if base.is_none_or(|b| b.id != *previous) {
+            return Ok(false);
+        }
+        // What is in memory already says nothing of the copy in the packs, which may have been damaged since.
+        let remembered = self.rebuilder.expects(previous);
+        match self.rebuilder.chunk(&*self.source, previous) {
+            Ok(there) if **there != *raw => Ok(false),
+            Ok(_) if remembered => self.reads_back(NodeKind::Chunk, *previous, raw),
+            Ok(_) => Ok(true),
+            Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     /// Whether a node that is there reads back as these bytes. One that does not is appended again: a commit must not be

@@ -123,8 +123,8 @@ impl Rebuilder {
         result
     }
 
-    /// Whether the chunk is in the cache or on its way there.
-    fn expects(&self, id: &NodeId) -> bool {
+    /// Whether the chunk is in the cache or on its way there: asking for it need not read the pack then.
+    pub fn expects(&self, id: &NodeId) -> bool {
         self.cache.lock().contains(id) || self.flights.lock().contains_key(id)
     }
 
