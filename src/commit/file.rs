@@ -85,6 +85,7 @@ impl Commit<'_> {
             };
             let after = file.metadata().map_err(|e| at(Error::io("stat", e)))?;
             if stamp(&before) == stamp(&after) {
+                self.bases.lock().stored(path, (hash, len));
                 return Ok((hash, len, before));
             }
         }
@@ -95,8 +96,9 @@ impl Commit<'_> {
     }
 
     fn try_file(&self, file: &File, len: u64, path: &[u8]) -> Result<(FileHash, u64)> {
-        match split(&OpenFile { file, len })? {
-            Split::Parsed(layout) => self.parsed(file, Arc::new(layout), path),
+        let source = OpenFile { file, len };
+        match split(&source)? {
+            Split::Parsed(layout) => self.parsed(&source, Arc::new(layout), path),
             Split::Opaque(why) => {
                 log::debug!("{}: stored as it is: {why}", String::from_utf8_lossy(path));
                 self.opaque(file, len, path)
@@ -104,15 +106,15 @@ impl Commit<'_> {
         }
     }
 
-    fn parsed(&self, file: &File, layout: Arc<Layout>, path: &[u8]) -> Result<(FileHash, u64)> {
+    fn parsed(&self, file: &OpenFile<'_>, layout: Arc<Layout>, path: &[u8]) -> Result<(FileHash, u64)> {
         let FileBases {
             chunks: bases,
             layout: layout_base,
-        } = self.bases.lock().of_layout(path, &layout);
+        } = self.bases.lock().of_layout(path, &layout, file);
         let mut crc = SpanCrc::new(crc_spans(&layout))?;
         let mut hasher = FileHasher::default();
         let mut open: HashMap<u32, (Vec<u8>, u32)> = HashMap::new();
-        let mut input = BufReader::with_capacity(READ / 4, file);
+        let mut input = BufReader::with_capacity(READ / 4, file.file);
         let (reply, replies) = unbounded();
         for e in &layout.extents {
             let plan = layout

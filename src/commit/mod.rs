@@ -9,6 +9,10 @@
 mod base;
 mod encode;
 mod file;
+mod known;
+mod listing;
+mod sample;
+mod similar;
 mod walk;
 
 use crate::error::{Error, Kind, Result};
@@ -118,7 +122,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         .first()
         .ok_or_else(|| Error::new(Kind::Usage, "nothing to commit"))?;
     parts.packs.refresh()?;
-    let ancestors = {
+    let versions = {
         let history = parts.history.read();
         // Refuses a tag's name before any work is done.
         let head = history.branch(&request.branch).ok().and_then(|b| b.head());
@@ -128,7 +132,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
                 format!("{:?} is a tag, not a branch", request.branch),
             ));
         }
-        history.ancestors(head, base::ANCESTORS)
+        base::versions(&history, head)
     };
     let total = match request.progress {
         Some(_) => walk::total_len(request),
@@ -139,7 +143,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
     let encoder = Encoder::new(parts)?;
     let found = std::thread::scope(|scope| {
         let jobs = encode::start_workers(scope, &encoder, parts.threads);
-        let bases = Mutex::new(Bases::new(parts, ancestors));
+        let bases = Mutex::new(Bases::new(parts, encoder.source.clone(), versions));
         let commit = Commit {
             request,
             encoder: &encoder,

@@ -1,5 +1,6 @@
 //! The store as a whole, on a real disk and on a faulty one.
 
+mod bases;
 mod crash;
 mod damage;
 mod golden;

@@ -1,0 +1,337 @@
+//! Looks for tensors that are close, where no earlier version has one of the same name: renamed ones, those of another branch's
+//! model. Tensors of equal dtype and length are found by likeness of name, and taken only if a sample of the bytes shows
+//! that a delta will be small.
+
+use super::base::{ChunkKey, FileBases};
+use super::known::{Known, Plan};
+use super::listing::alike;
+use super::sample::{Closeness, Probe};
+use crate::format::Source;
+use crate::rebuild::{NodeSource, Rebuilder};
+use crate::tensor::Dtype;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Tensors tried for each tensor and version.
+const TRIED: usize = 4;
+/// Samples taken for one file: this many, and one for so many bytes of it.
+const SAMPLES: u64 = 160;
+const BYTES_PER_SAMPLE: u64 = 4 << 20;
+/// A version is left when as many samples showed nothing close.
+const PATIENCE: u32 = 4;
+/// A way of renaming that held this often, and as many times for each time it did not, is believed without a sample.
+const BELIEVED: u32 = 4;
+
+/// What two regions must have in common: dtype and bytes.
+type Form = (Dtype, u64);
+/// What stands in either name before their common end.
+type Renaming = (Vec<u8>, Vec<u8>);
+/// A region: the file's number in the index, and its own in the file.
+type Ref = (u32, u32);
+
+/// The regions of some files by form and name.
+#[derive(Clone, Default)]
+pub(super) struct Index {
+    files: Vec<Arc<Known>>,
+    /// Files added, those given up since included.
+    seen: usize,
+    /// Names backwards, so that those with the longest common end are neighbours; of one name, later files first.
+    names: BTreeSet<(Form, Vec<u8>, Reverse<u32>, u32)>,
+    forms: HashMap<Form, Vec<Ref>>,
+}
+
+impl Index {
+    pub(super) fn add(&mut self, file: Arc<Known>) {
+        let number = self.files.len() as u32;
+        for (i, r) in file.plan.regions.iter().enumerate().filter(|(_, r)| r.len > 0) {
+            let (form, name) = ((r.dtype, r.len), r.name.bytes().rev().collect());
+            self.names.insert((form, name, Reverse(number), i as u32));
+            self.forms.entry(form).or_default().push((number, i as u32));
+        }
+        self.files.push(file);
+        self.seen += 1;
+    }
+
+    /// Empty, but for what it has seen.
+    pub(super) fn emptied(&self) -> Self {
+        Index {
+            seen: self.seen,
+            ..Index::default()
+        }
+    }
+
+    /// Files added, those given up since included.
+    pub(super) fn seen(&self) -> usize {
+        self.seen
+    }
+
+    /// How much it holds, in regions.
+    pub(super) fn weight(&self) -> usize {
+        self.files.len() + self.names.len()
+    }
+
+    /// Regions of this form: those whose names share the longest end with `name`, then the one that comes as `ordinal`th.
+    fn candidates(&self, form: Form, name: &str, ordinal: usize) -> Vec<Candidate<'_>> {
+        let Some(all) = self.forms.get(&form) else {
+            return Vec::new();
+        };
+        let from = |backwards: Vec<u8>| {
+            let range = self.names.range((form, backwards, Reverse(u32::MAX), 0)..);
+            range.take_while(|n| n.0 == form).take(2)
+        };
+        let start = (
+            form,
+            name.bytes().rev().collect::<Vec<u8>>(),
+            Reverse(u32::MAX),
+            0,
+        );
+        let before = self.names.range(..&start).next_back().filter(|n| n.0 == form);
+        let near = from(start.1).chain(before.into_iter().flat_map(|n| from(n.1.clone())));
+        let mut refs: Vec<Ref> = near.map(|n| (n.2.0, n.3)).collect();
+        refs.extend(all.get(ordinal));
+        let numbers = alike(name.as_bytes()).1;
+        let mut found: Vec<Candidate<'_>> = Vec::new();
+        for (file, region) in refs {
+            let file = &self.files[file as usize];
+            if found
+                .iter()
+                .any(|c| Arc::ptr_eq(c.file, file) && c.region == region as usize)
+            {
+                continue;
+            }
+            let region = region as usize;
+            let other = file.plan.regions[region].name.as_str();
+            let common = common_end(name, other);
+            found.push(Candidate {
+                file,
+                region,
+                common,
+                same_numbers: alike(other.as_bytes()).1 == numbers,
+                renaming: renaming(&name[..name.len() - common], &other[..other.len() - common]),
+            });
+        }
+        found
+    }
+}
+
+/// How one name becomes the other, by what stands before their common end; numbers are left out where they are the same, so
+/// that what holds for one layer holds for all.
+fn renaming(a: &str, b: &str) -> Renaming {
+    let ((x, m), (y, n)) = (alike(a.as_bytes()), alike(b.as_bytes()));
+    if m == n {
+        (x, y)
+    } else {
+        (a.as_bytes().to_vec(), b.as_bytes().to_vec())
+    }
+}
+
+struct Candidate<'a> {
+    file: &'a Arc<Known>,
+    region: usize,
+    /// Bytes of the names' common end.
+    common: usize,
+    /// Whether the names hold the same numbers.
+    same_numbers: bool,
+    renaming: Renaming,
+}
+
+/// The length of the longest common end of two names that starts with a component in both.
+fn common_end(a: &str, b: &str) -> usize {
+    let equal = a.bytes().rev().zip(b.bytes().rev()).take_while(|(x, y)| x == y);
+    let starts = |s: &str, n: usize| {
+        let before = s.len().checked_sub(n + 1).map(|at| s.as_bytes()[at]);
+        before.is_none_or(|b| b == b'.' || b == b'/')
+    };
+    (0..=equal.count())
+        .rev()
+        .find(|n| starts(a, *n) && starts(b, *n))
+        .unwrap_or(0)
+}
+
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    hits: u32,
+    misses: u32,
+}
+
+impl Tally {
+    fn is_believed(&self) -> bool {
+        self.hits >= BELIEVED && self.hits / BELIEVED >= self.misses
+    }
+}
+
+/// The search for one file.
+pub(super) struct Search<'a> {
+    probe: Probe<'a>,
+    plan: &'a Plan,
+    /// Regions that want a base, the largest first, each with its place among those of its form.
+    wanted: Vec<(usize, usize)>,
+    matches: HashMap<usize, (Arc<Known>, usize)>,
+    samples: u64,
+}
+
+impl<'a> Search<'a> {
+    /// A search for the regions whose chunks have no base yet.
+    pub(super) fn new(
+        rebuilder: &'a Rebuilder,
+        source: &'a dyn NodeSource,
+        file: &'a dyn Source,
+        plan: &'a Plan,
+        found: &FileBases,
+    ) -> Self {
+        let mut seen: HashMap<Form, usize> = HashMap::new();
+        let ordinals: Vec<usize> = plan
+            .regions
+            .iter()
+            .map(|r| {
+                let n = seen.entry((r.dtype, r.len)).or_default();
+                *n += 1;
+                *n - 1
+            })
+            .collect();
+        // Of a chunk that gathers many regions, the first decides for all.
+        let mut chunk_seen = vec![false; plan.lens.len()];
+        let mut wanted = Vec::new();
+        for p in &plan.places {
+            let Some((region, _)) = p.region else { continue };
+            let (chunk, region) = (p.chunk as usize, region as usize);
+            let first = !std::mem::replace(&mut chunk_seen[chunk], true);
+            let missing = found.chunks.get(chunk).is_some_and(Option::is_none);
+            if first && missing && wanted.last().is_none_or(|(r, _)| *r != region) {
+                wanted.push((region, ordinals[region]));
+            }
+        }
+        wanted.sort_by_key(|(r, _)| Reverse(plan.regions[*r].len));
+        Search {
+            probe: Probe::new(rebuilder, source, file, plan),
+            plan,
+            wanted,
+            matches: HashMap::new(),
+            samples: SAMPLES + file.len() / BYTES_PER_SAMPLE,
+        }
+    }
+
+    /// Whether there is nothing left to look for, or no more may be done.
+    pub(super) fn is_done(&self) -> bool {
+        self.wanted.is_empty() || self.samples == 0
+    }
+
+    /// Looks among the regions of one version.
+    pub(super) fn visit(&mut self, index: &Index) {
+        let (mut all, mut renamings) = (Tally::default(), HashMap::<Renaming, Tally>::new());
+        let mut left = Vec::new();
+        let mut wanted = std::mem::take(&mut self.wanted).into_iter();
+        for (region, ordinal) in wanted.by_ref() {
+            if self.samples == 0 || (all.hits == 0 && all.misses >= PATIENCE) {
+                left.push((region, ordinal));
+                break;
+            }
+            match self.find(index, region, ordinal, &mut all, &mut renamings) {
+                Some(m) => {
+                    self.matches.insert(region, m);
+                }
+                None => left.push((region, ordinal)),
+            }
+        }
+        left.extend(wanted);
+        self.wanted = left;
+    }
+
+    fn find(
+        &mut self,
+        index: &Index,
+        region: usize,
+        ordinal: usize,
+        all: &mut Tally,
+        renamings: &mut HashMap<Renaming, Tally>,
+    ) -> Option<(Arc<Known>, usize)> {
+        let r = &self.plan.regions[region];
+        let mut best: Option<(usize, (Arc<Known>, usize))> = None;
+        let mut candidates = index.candidates((r.dtype, r.len), &r.name, ordinal);
+        candidates.sort_by_key(|c| Reverse((c.same_numbers, c.common)));
+        if let Some(c) = candidates
+            .iter()
+            .find(|c| renamings.get(&c.renaming).is_some_and(Tally::is_believed))
+        {
+            return Some((c.file.clone(), c.region));
+        }
+        for c in candidates.into_iter().take(TRIED) {
+            let tally = renamings.entry(c.renaming).or_default();
+            let taken = (c.file.clone(), c.region);
+            if self.samples == 0 {
+                break;
+            }
+            self.samples -= 1;
+            match self.probe.compare(region, c.file, c.region) {
+                // Not worth a base, this or another.
+                Closeness::Idle => return None,
+                Closeness::Far => {
+                    all.misses += 1;
+                    tally.misses += 1;
+                    if c.common == r.name.len() {
+                        break;
+                    }
+                }
+                Closeness::Close { with, alone } => {
+                    all.hits += 1;
+                    tally.hits += 1;
+                    // A name that only lost or won a prefix, and a small difference: there will be no better one.
+                    let whole =
+                        c.common == r.name.len() || c.common == c.file.plan.regions[c.region].name.len();
+                    if whole || with * 2 <= alone {
+                        return Some(taken);
+                    }
+                    if best.as_ref().is_none_or(|(b, _)| with < *b) {
+                        best = Some((with, taken));
+                    }
+                }
+            }
+        }
+        best.map(|(_, taken)| taken)
+    }
+
+    /// Fills in what was found.
+    pub(super) fn finish(self, keys: &[ChunkKey], found: &mut FileBases) {
+        for p in &self.plan.places {
+            let Some(slot) = found.chunks.get_mut(p.chunk as usize).filter(|s| s.is_none()) else {
+                continue;
+            };
+            let matched = p
+                .region
+                .and_then(|(r, at)| Some((self.matches.get(&(r as usize))?, at)));
+            let Some(((file, region), at)) = matched else {
+                continue;
+            };
+            let old = file.plan.stretches(*region, at, u64::from(p.len)).next();
+            // Chunks must line up from end to end.
+            *slot = old
+                .filter(|o| o.at == p.at && o.len == p.len)
+                .map(|o| o.chunk as usize)
+                .filter(|c| file.plan.lens.get(*c) == self.plan.lens.get(p.chunk as usize))
+                .and_then(|c| file.chunks.get(c).copied());
+        }
+        // The file that the first match is in has the structure most like it.
+        let first = self.matches.iter().min_by_key(|(region, _)| **region);
+        let Some((_, (file, _))) = first else { return };
+        found.layout = found.layout.or(file.layout);
+        for (slot, key) in found.chunks.iter_mut().zip(keys).filter(|(s, _)| s.is_none()) {
+            *slot = file.chunk(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_share_ends_by_component() {
+        assert_eq!(common_end("model.layers.3.w", "layers.3.w"), 10);
+        assert_eq!(common_end("layers.13.w", "layers.3.w"), 1);
+        assert_eq!(common_end("a.b", "a.b"), 3);
+        assert_eq!(common_end("xa.b", "a.b"), 1);
+        assert_eq!(common_end("a", "b"), 0);
+        assert_eq!(common_end("é.é", "è.é"), 2);
+    }
+}
