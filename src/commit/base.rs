@@ -4,6 +4,7 @@
 use super::Parts;
 use super::known::{Known, Plan};
 use super::listing::{FileKey, LARGE, Listing, SMALL};
+use super::relative::Relative;
 use super::similar::{Index, Search};
 use crate::error::{Kind, Result};
 use crate::format::{Layout, Source};
@@ -59,6 +60,8 @@ pub(super) struct FileBases {
     pub(super) chunks: Vec<Option<NodeId>>,
     /// For the layout.
     pub(super) layout: Option<NodeId>,
+    /// By chunk: the tensor of another float width that it may be encoded against.
+    pub(super) relatives: HashMap<usize, Relative>,
 }
 
 /// The versions in which a commit onto `head` looks for bases, and how many of them are ancestors.
@@ -108,19 +111,19 @@ impl Bases {
     pub(super) fn of_layout(&mut self, path: &[u8], layout: &Layout, file: &dyn Source) -> FileBases {
         let keys = layout.chunk_keys();
         let mut found = self.same_place(path, layout, &keys);
-        let missing = |b: &FileBases| b.chunks.iter().any(Option::is_none);
-        if layout.len < SMALL || layout.regions.is_empty() || !missing(&found) {
+        let missing = found.chunks.iter().any(Option::is_none);
+        if layout.len < SMALL || layout.regions.is_empty() || !missing && self.own.large().is_empty() {
             return found;
         }
         let (rebuilder, source) = (self.rebuilder.clone(), self.source.clone());
         let plan = Plan::new(layout);
         let mut search = Search::new(&rebuilder, &*source, file, &plan, &found);
-        let versions = (0..self.ancestors.min(NEAR)).chain(self.ancestors..self.versions.len());
-        for v in std::iter::once(None).chain(versions.map(Some)) {
+        search.visit_own(&self.index(None));
+        for v in (0..self.ancestors.min(NEAR)).chain(self.ancestors..self.versions.len()) {
             if search.is_done() {
                 break;
             }
-            search.visit(&self.index(v));
+            search.visit(&self.index(Some(v)));
         }
         search.finish(&keys, &mut found);
         found
@@ -130,7 +133,7 @@ impl Bases {
     fn same_place(&mut self, path: &[u8], layout: &Layout, keys: &[ChunkKey]) -> FileBases {
         let mut found = FileBases {
             chunks: vec![None; keys.len()],
-            layout: None,
+            ..FileBases::default()
         };
         // Structure alone is alike in many files.
         let is_tensor: Vec<bool> = layout.chunks.iter().map(|c| c.number != Number::Bytes).collect();

@@ -1,9 +1,10 @@
 //! Encodes nodes on all cores: chooses a base, encodes, decodes again and compares, appends.
 
 use super::Parts;
+use super::relative::Relative;
 use crate::codec::{self, Codec};
 use crate::error::{Error, Kind, Result};
-use crate::graph::{Delta, Manifest, NodeKind, NodeMeta};
+use crate::graph::{Delta, Further, Manifest, NodeKind, NodeMeta};
 use crate::id::NodeId;
 use crate::pack::{Meta, Node, PackRange, PackWriter, Packs};
 use crate::rebuild::{NodeSource, Rebuilder};
@@ -16,13 +17,22 @@ use std::thread::Scope;
 /// Deltas that a rebuild may have to apply.
 pub(super) const MAX_DEPTH: u8 = 8;
 /// A rebuild reads at most this many times the chunk's raw size.
-const MAX_COST: u64 = 3;
+pub(super) const MAX_COST: u64 = 3;
+
+/// What a chunk may be encoded against.
+#[derive(Default)]
+pub(super) struct Against {
+    /// The chunk at its place in an earlier version.
+    pub(super) previous: Option<NodeId>,
+    /// The tensor that it is the rounding of, or that is the rounding of it.
+    pub(super) relative: Option<Relative>,
+}
 
 /// A chunk to encode; its id, or why there is none, is sent back with its place.
 pub(super) struct Job {
     pub(super) raw: Vec<u8>,
     pub(super) number: Number,
-    pub(super) previous: Option<NodeId>,
+    pub(super) against: Against,
     pub(super) place: usize,
     pub(super) reply: Sender<(usize, Result<NodeId>)>,
 }
@@ -90,11 +100,11 @@ pub(super) fn start_workers<'s>(
                 let Job {
                     raw,
                     number,
-                    previous,
+                    against,
                     place,
                     reply,
                 } = job;
-                let work = || encoder.chunk(&raw, number, previous);
+                let work = || encoder.chunk(&raw, number, &against);
                 let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
                 let result = result.unwrap_or_else(|_| Err(Error::new(Kind::Io, "an encoder failed")));
                 // Nobody listens any more when the file was given up.
@@ -130,15 +140,17 @@ impl Encoder {
             .finish()
     }
 
-    /// Stores a chunk unless it is there. `previous` is the chunk at its place in an earlier version.
-    pub(super) fn chunk(&self, raw: &[u8], number: Number, previous: Option<NodeId>) -> Result<NodeId> {
-        if let Some(previous) = previous
+    /// Stores a chunk unless it is there.
+    pub(super) fn chunk(&self, raw: &[u8], number: Number, against: &Against) -> Result<NodeId> {
+        // What follows a relative needs no previous chunk, unless all else fails.
+        if let Some(previous) = against.previous
+            && against.relative.is_none()
             && self.unchanged(&previous, raw)?
         {
             return Ok(previous);
         }
         let id = NodeId(crate::id::Domain::Chunk.hash(raw));
-        self.store(NodeKind::Chunk, id, raw, number, previous)?;
+        self.store(NodeKind::Chunk, id, raw, number, against)?;
         Ok(id)
     }
 
@@ -150,17 +162,14 @@ impl Encoder {
         raw: &[u8],
         previous: Option<NodeId>,
     ) -> Result<()> {
-        self.store(kind, id, raw, Number::Bytes, previous)
+        let against = Against {
+            previous,
+            relative: None,
+        };
+        self.store(kind, id, raw, Number::Bytes, &against)
     }
 
-    fn store(
-        &self,
-        kind: NodeKind,
-        id: NodeId,
-        raw: &[u8],
-        number: Number,
-        previous: Option<NodeId>,
-    ) -> Result<()> {
+    fn store(&self, kind: NodeKind, id: NodeId, raw: &[u8], number: Number, against: &Against) -> Result<()> {
         let too_long = || {
             Error::new(
                 Kind::Limit,
@@ -176,29 +185,38 @@ impl Encoder {
             return Ok(());
         }
         // What replaces a damaged copy stands alone: its own chain may lead through the damage, or back to itself.
-        let previous = previous.filter(|_| !known);
-        if let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten() {
-            match self.against(kind, &base, raw, number, raw_len) {
-                Ok(Some((meta, payload))) => return self.source.append(kind, &id, &meta, &payload),
-                Ok(None) => {}
-                // A base that is gone or damaged costs space, not the commit.
-                Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
-                    log::warn!("cannot use a base: {e}")
-                }
-                Err(e) => return Err(e),
+        let (mut found, mut previous) = (None, None);
+        if !known {
+            previous = against.previous;
+            if let Some(relative) = &against.relative {
+                found = usable(self.against_relative(relative, raw, number))?;
             }
         }
-        let mut encoded = codec::encode(raw, number, None);
+        // Of the very rounding next to nothing is left: nothing else is as small.
+        if found.as_ref().is_none_or(|f| f.1.len() > raw.len() / 64)
+            && let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten()
+        {
+            let delta = usable(self.against(kind, &base, raw, number, raw_len))?;
+            found = found.into_iter().chain(delta).min_by_key(|f| f.1.len());
+        }
+        let (meta, payload) = found.unwrap_or_else(|| self.alone(raw, number, raw_len));
+        self.source.append(kind, &id, &meta, &payload)
+    }
+
+    /// The bytes without a base.
+    fn alone(&self, raw: &[u8], number: Number, raw_len: u32) -> (NodeMeta, Vec<u8>) {
+        let encoded = codec::encode(raw, number, None);
         let mut meta = NodeMeta {
             codec: encoded.codec,
             number,
             raw_len,
             delta: None,
         };
-        if !self.proves(&meta, &encoded.payload, raw, None) {
-            (meta.codec, encoded.payload) = (Codec::Raw, raw.to_vec());
+        if self.proves(&meta, &encoded.payload, raw, None) {
+            return (meta, encoded.payload);
         }
-        self.source.append(kind, &id, &meta, &encoded.payload)
+        meta.codec = Codec::Raw;
+        (meta, raw.to_vec())
     }
 
     /// Whether the chunk is the previous one, without hashing it: where that one would be the base, it has to be rebuilt anyway.
@@ -258,6 +276,7 @@ impl Encoder {
         }
         let delta = Delta {
             base: base.id,
+            further: Further::default(),
             depth: base.depth + 1,
             revision: base.revision,
             cost,
@@ -275,7 +294,7 @@ impl Encoder {
     }
 
     /// Whether the payload decodes to the raw bytes. If not, a codec is at fault: the bytes are stored another way.
-    fn proves(&self, meta: &NodeMeta, payload: &[u8], raw: &[u8], base: Option<&[u8]>) -> bool {
+    pub(super) fn proves(&self, meta: &NodeMeta, payload: &[u8], raw: &[u8], base: Option<&[u8]>) -> bool {
         let mut buf = base.map(<[u8]>::to_vec).unwrap_or_default();
         let done = codec::decode(meta.codec, meta.number, payload, raw.len(), &mut buf);
         let ok = done.is_ok() && buf == raw;
@@ -314,7 +333,7 @@ impl Encoder {
     }
 
     /// A node's meta and payload length; none for what is not there or of another kind.
-    fn meta_of(&self, kind: NodeKind, id: &NodeId) -> Result<Option<(NodeMeta, u32)>> {
+    pub(super) fn meta_of(&self, kind: NodeKind, id: &NodeId) -> Result<Option<(NodeMeta, u32)>> {
         match self.source.meta(id) {
             Ok(m) if m.kind == kind as u8 => Ok(Some((NodeMeta::decode(kind, &m.meta)?, m.payload_len))),
             Ok(_) => Ok(None),
@@ -325,6 +344,17 @@ impl Encoder {
             }
             Err(e) => Err(e),
         }
+    }
+}
+
+/// What was encoded, if its base can be had: one that is gone or damaged costs space, not the commit.
+fn usable<T>(encoded: Result<Option<T>>) -> Result<Option<T>> {
+    match encoded {
+        Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
+            log::warn!("cannot use a base: {e}");
+            Ok(None)
+        }
+        done => done,
     }
 }
 

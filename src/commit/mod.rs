@@ -11,6 +11,7 @@ mod encode;
 mod file;
 mod known;
 mod listing;
+mod relative;
 mod sample;
 mod similar;
 mod walk;

@@ -16,6 +16,8 @@ const WINDOW: u64 = 512 << 10;
 /// What a sample shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Closeness {
+    /// The base is equal, once it is converted.
+    Exact,
     /// Next to nothing without a base: there is no need to look for one.
     Idle,
     /// A base would save little or nothing.
@@ -47,7 +49,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Compares a region of the file with one of equal dtype and length. What cannot be read is not close.
+    /// Compares a region of the file with one of as many elements. What cannot be read is not close.
     pub(super) fn compare(&self, region: usize, known: &Known, other: usize) -> Closeness {
         self.try_compare(region, known, other).unwrap_or_else(|e| {
             log::debug!("no sample of a base: {e}");
@@ -58,6 +60,8 @@ impl<'a> Probe<'a> {
     fn try_compare(&self, region: usize, known: &Known, other: usize) -> Result<Closeness> {
         let r = &self.plan.regions[region];
         let (window, number) = (r.len.min(WINDOW), r.dtype.number());
+        let other_number = known.plan.regions[other].dtype.number();
+        let (width, other_width) = (number.width() as u64, other_number.width() as u64);
         let len = (window / STRETCHES).min(STRETCH) & !7;
         let len = if len == 0 { window } else { len };
         let (mut raw, mut base) = (Vec::new(), Vec::new());
@@ -66,10 +70,18 @@ impl<'a> Probe<'a> {
             let start = raw.len();
             raw.resize(start + len as usize, 0);
             self.file.read_at(r.offset + at, &mut raw[start..])?;
+            let (at, len) = (at / width * other_width, len / width * other_width);
             self.read(known, other, at, len, &mut base)?;
+        }
+        if other_number != number {
+            let stored = std::mem::take(&mut base);
+            codec::convert(other_number, &stored, number, &mut base);
         }
         if base.len() != raw.len() {
             return Ok(Closeness::Far);
+        }
+        if base == raw {
+            return Ok(Closeness::Exact);
         }
         let alone = codec::encode(&raw, number, None).payload.len();
         let with = codec::encode(&raw, number, Some(&base)).payload.len();

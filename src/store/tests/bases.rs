@@ -80,7 +80,7 @@ impl Fixture {
         done
     }
 
-    fn verify(&self) {
+    pub(super) fn verify(&self) {
         let all = self.store.branches();
         for branch in all {
             let versions = self.store.versions(&branch).unwrap();

@@ -6,6 +6,7 @@ mod damage;
 mod golden;
 mod history;
 mod inputs;
+mod relatives;
 mod roundtrip;
 
 use super::*;
