@@ -22,8 +22,8 @@ const ANCESTORS: usize = 16;
 const NEAR: usize = 4;
 /// … and in how many other branches' newest versions.
 const HEADS: usize = 32;
-/// Files that are listed, of all versions together, and regions and chunks of files that are held: what bounds the memory, to
-/// some 60 MB each.
+/// Files that are listed, of all versions together, and regions and chunks of files that are held, once by file and once by name:
+/// what bounds the memory, to some 60 MB each, and the work.
 const LISTED: usize = 300_000;
 const HELD: usize = 300_000;
 
@@ -50,6 +50,7 @@ pub(super) struct Bases {
     held: usize,
     /// By version; none for the commit itself.
     indexes: HashMap<Option<usize>, Arc<Index>>,
+    /// What the versions' indexes hold.
     indexed: usize,
 }
 
@@ -237,30 +238,30 @@ impl Bases {
         known
     }
 
-    /// The large files of a version, or of this commit, by what their regions look like.
+    /// The large files of a version, or of this commit, by what their regions look like; no more of them than may be held.
     fn index(&mut self, v: Option<usize>) -> Arc<Index> {
         let files = match v {
             Some(v) => self.list(v).large().to_vec(),
             None => self.own.large().to_vec(),
         };
         let mut index = self.indexes.remove(&v).unwrap_or_default();
-        self.indexed -= index.weight();
+        let before = index.weight();
         // Nobody else has it, so nothing is copied.
         let grown = Arc::make_mut(&mut index);
-        let mut new = files.get(grown.seen()..).unwrap_or_default().iter();
-        let limit = if v.is_some() { LARGE } else { usize::MAX };
-        for file in new.by_ref().take(limit - grown.seen().min(limit)) {
-            if grown.weight() > HELD / 2 {
+        for file in files.get(grown.seen()..).unwrap_or_default() {
+            if v.is_none() && grown.weight() > HELD / 2 {
                 // The latest files of a commit are the likeliest.
                 *grown = grown.emptied();
             }
+            let full = grown.seen() == LARGE || self.indexed + grown.weight() > HELD;
+            if v.is_some() && full {
+                break;
+            }
             grown.add(self.known(*file));
         }
-        if self.indexed + index.weight() > HELD {
-            self.indexes.clear();
-            self.indexed = 0;
+        if v.is_some() {
+            self.indexed += index.weight() - before;
         }
-        self.indexed += index.weight();
         self.indexes.insert(v, index.clone());
         index
     }

@@ -292,6 +292,9 @@ impl<'a> Search<'a> {
         exact: bool,
         tallies: &mut Tallies,
     ) -> Option<Match> {
+        if tallies.all.hits == 0 && tallies.all.misses >= PATIENCE {
+            return None;
+        }
         let name = &self.plan.regions[want.region].name;
         let mut candidates: Vec<Candidate<'_>> = forms
             .into_iter()
