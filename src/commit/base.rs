@@ -2,10 +2,11 @@
 //! else one of another tensor that is close (`similar.rs`).
 
 use super::Parts;
+use super::index::Index;
 use super::known::{Known, Plan};
 use super::listing::{FileKey, LARGE, Listing, SMALL};
 use super::relative::Relative;
-use super::similar::{Index, Search};
+use super::similar::Search;
 use crate::error::{Kind, Result};
 use crate::format::{Layout, Source};
 use crate::graph::{EntryKind, History, Manifest, NodeKind, Numbered, Tree};

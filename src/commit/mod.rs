@@ -9,6 +9,7 @@
 mod base;
 mod encode;
 mod file;
+mod index;
 mod known;
 mod listing;
 mod relative;
