@@ -1,11 +1,11 @@
 //! Measures the chunk codecs on real checkpoints: size, and speed on one thread.
 //!
-//!     cargo run --release --example codec_bench -- [--number f32] [--members N/M] FILE…
+//!     cargo run --release --example codec_bench -- [--number f32] [--members N/M] [--codec NAME] FILE…
 //!
 //! Each file's base is the file before it. Files are safetensors, torch zip files (members `*/data/N`, read as `--number`; with
 //! `--members N/M` only every M-th from the N-th on, which tells an Adam state's moments apart) or anything else (read as `--number`,
 //! bytes if not given). A tensor of 32 KiB or more is a chunk, cut at 1 MiB; smaller neighbours share one. Every codec is measured on
-//! each chunk it applies to; `chosen` is what `encode` picks, and the lines after it say how often it picked what.
+//! each chunk it applies to, or only `--codec`; `chosen` is what `encode` picks, and the lines after it say how often it picked what.
 
 use std::time::{Duration, Instant};
 use zspace::codec::{Codec, Encoded, decode, encode, encode_as};
@@ -34,6 +34,7 @@ fn main() -> Result<(), Failure> {
     let mut number = None;
     let mut members = (0, 1);
     let mut files = Vec::new();
+    let mut only = None;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -49,6 +50,11 @@ fn main() -> Result<(), Failure> {
                 let value = args.next().unwrap_or_default();
                 let (n, m) = value.split_once('/').ok_or("--members wants N/M")?;
                 members = (n.parse()?, m.parse()?);
+            }
+            "--codec" => {
+                let name = args.next().unwrap_or_default();
+                let found = Codec::ALL.iter().position(|c| c.name() == name);
+                only = Some(found.ok_or("--codec wants raw, planes, diff-buckets, …")?);
             }
             _ => files.push(arg),
         }
@@ -72,8 +78,14 @@ fn main() -> Result<(), Failure> {
             } else {
                 (&mut first, &mut picks_first)
             };
-            for (codec, total) in Codec::ALL.iter().zip(totals.iter_mut()) {
+            for (i, (codec, total)) in Codec::ALL.iter().zip(totals.iter_mut()).enumerate() {
+                if only.is_some_and(|only| only != i) {
+                    continue;
+                }
                 measure(c, base, total, || encode_as(*codec, &c.raw, c.number, base))?;
+            }
+            if only.is_some() {
+                continue;
             }
             let n = totals.len() - 1;
             if let Some(e) = measure(c, base, &mut totals[n], || Some(encode(&c.raw, c.number, base)))? {

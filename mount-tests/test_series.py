@@ -110,7 +110,7 @@ def test_size_and_depth_of_a_low_rate_run(zspace, series):
     assert max(costs[1:]) < 0.08, costs
     stats = zspace.json("stats")
     assert stats["ratio"] <= 0.13
-    assert max(map(int, stats["depths"])) <= 8
+    assert max(map(int, stats["depths"])) <= 11
     for number, source in enumerate(sources, 1):
         assert zspace.run("cat", f"main/{number}:{source.name}", text=False).stdout == source.read_bytes()
     zspace.verify()

@@ -51,11 +51,19 @@ fn cost(codec: Codec, len: usize) -> usize {
 
 /// The codecs worth encoding with in full, the likeliest first, each with the cost below which a better one need not look for it.
 fn likely(input: Input<'_>) -> Vec<(Codec, usize)> {
-    use Codec::{DiffPlanes, DiffSparse, Planes, XorPlanes, Zstd, ZstdRef};
+    use Codec::{DiffBuckets, DiffPlanes, DiffSparse, Planes, XorPlanes, Zstd, ZstdRef};
     if input.raw.len() <= SMALL {
-        return [DiffSparse, DiffPlanes, XorPlanes, ZstdRef, Planes, Zstd]
-            .map(|codec| (codec, input.raw.len() / 16))
-            .to_vec();
+        return [
+            DiffBuckets,
+            DiffSparse,
+            DiffPlanes,
+            XorPlanes,
+            ZstdRef,
+            Planes,
+            Zstd,
+        ]
+        .map(|codec| (codec, input.raw.len() / 16))
+        .to_vec();
     }
     // What copies from afar is invisible to a sample. zstd alone finds hardly anything that zstd with the base does not.
     let mut likely = Vec::new();
@@ -63,7 +71,17 @@ fn likely(input: Input<'_>) -> Vec<(Codec, usize)> {
     if copies {
         likely.extend([(ZstdRef, 0), (Zstd, input.raw.len() / 2)]);
     }
-    likely.extend(by_sample(input, copies));
+    if input.number != Number::Bytes && input.base.is_some_and(|b| b.len() == input.raw.len()) {
+        // Its tables make a sample look worse than the whole. What it makes less than a quarter of need not be tried otherwise.
+        likely.push((DiffBuckets, 0));
+        likely.extend(
+            by_sample(input, copies)
+                .into_iter()
+                .map(|(codec, size)| (codec, size.max(input.raw.len() / 4))),
+        );
+    } else {
+        likely.extend(by_sample(input, copies));
+    }
     likely
 }
 
@@ -110,10 +128,7 @@ fn candidates(sampled: Input<'_>, copies: bool) -> Vec<Codec> {
         let width = sampled.number.width();
         let pairs = sampled.raw.chunks_exact(width).zip(base.chunks_exact(width));
         let changed = pairs.filter(|(x, b)| x != b).count() * 64 / (sampled.raw.len() / width);
-        // Sparse is smaller nearly always, but slower than planes once many elements change.
-        if changed < 24 {
-            candidates.push(Codec::DiffSparse);
-        }
+        // Fewer changes are coded better, and faster, in classes.
         if changed > 8 {
             candidates.push(Codec::DiffPlanes);
         }

@@ -57,6 +57,11 @@ fn all() -> Vec<Golden> {
         let wide = half::f16::from_bits(bits as u16).to_f32().to_bits();
         (bits, u64::from(wide))
     };
+    // A step of equal size for all, and one that changes the sign.
+    let stepped = move |i: u64| match bf16(i) {
+        x if i == 9 => x ^ 0x8000,
+        x => x + noise(i + 1) % (1 << ((0x3f80 - (x & 0x7f80)).clamp(0, 5 << 7) / 128)),
+    };
     let (b, f) = (Number::BF16, Number::F32);
     #[rustfmt::skip]
     let all = vec![
@@ -81,6 +86,11 @@ fn all() -> Vec<Golden> {
         golden(Codec::Widened, f, &elements(20, 4, b"", |i| f16(i).1), &elements(20, 2, b"", |i| f16(i).0), "0501002804"),
         golden(Codec::DiffSparse, b, &elements(1001, 2, b"x", rare), &elements(1001, 2, b"y", bf16), "0407000300ff8cffff590100000102030278"),
         golden(Codec::DiffSparse, f, &elements(900, 4, b"", moved), &elements(900, 4, b"", f32), "4a4a02150000850000380008110811080802008d7940e26204010001000100022600000d0100a24407850211218b10e8b98b16769981d6332ec2d053067ad84506bb67a0081b00"),
+        golden(Codec::DiffBuckets, b, &elements(1001, 2, b"x", rare), &elements(1001, 2, b"y", bf16), "0000017e8100ee000fe907006f030520d80fa915c86101004a241b03c8610100c86101008a801e03c8610100c8610100002000040400000802000000040000080200000001000000010000000100000001000078"),
+        golden(Codec::DiffBuckets, b, &elements(300, 2, b"", stepped), &elements(300, 2, b"", bf16), "017d7d02699700ceeeefedececcedeeffefeffeffefeefdeeeecfedeecee0e02018300090f0f0f0f0f0f0faadbdfbb0000b401d9889b0000932000aede10003480f30bb49b10005eb60d004dc466032d05020000e0ba857882568ff7ad061919be5a14e3db480d74ec410c6bf6741ecd79d8bef8daf4df9b0240fbd03560a8473cb7036200530b07e3aa97b939d5ffcaa40d25512aa44d160b2a1c541dd1c50466da6dd826c82147a9920ee8f3fb901d808bc4ec2387b78938360237535b31a2ad151c3759d7e281fbf3be860d46da7231db6847a37a5c41ca148cc56d1a1217c50991a66d2d4b08f94e632e6ee63472"),
+        golden(Codec::DiffBuckets, f, &elements(900, 4, b"", moved), &elements(900, 4, b"", f32), "0000017d8300ff0ff0ff840700df60405cb65e038c175b037433d50d7a39d6007dcb5003a1425503742e900defdfc60df8b2a3d1265ec4710f6709d8350a754d4ef6e63702c46eebcb07ddea2cfcffe3003006d6a303007d930348189c005190980027459c00a42098008fba9c003134990010b9fa64969518405e3668ffacab0a2000"),
+        golden(Codec::DiffBuckets, Number::F64, &elements(70, 8, b"abc", |i| (noise(i) << 29) + nearly(i)), &elements(70, 8, b"cba", |i| noise(i) << 29), "000001818300ff0f4600bf6020069b2300b09b230020340200049d2300ae9d230020340200029f2300ac9f2300002036f502006605030036f50200bb0a030066050300bb0a0300000001000000010000616263"),
+        golden(Codec::DiffBuckets, Number::I8, &elements(500, 1, b"", |i| noise(i) + nearly(i)), &elements(500, 1, b"", noise), "000001818300ff0ff40300df60308e05670029e7640094229c01ab2966005d9b66008da46600db1d6400dd0f96017dc344822f1e5814c6a045498419f41b00204bd5cf021477e30273a2ee00fddcf5006605ee000dddf70012e1f200b907f80000"),
     ];
     all
 }

@@ -3,6 +3,7 @@
 //! The loops run over short stretches ([`STRETCH`] elements) held in arrays, one simple operation at a time, so that each becomes
 //! vector code for each width.
 
+use super::cpu::BLOCK;
 use crate::tensor::Number;
 
 /// Elements handled at a time.
@@ -38,10 +39,28 @@ pub(super) trait Word: Copy + Eq + Default + 'static {
     fn unzigzag_onto(self, base: Self) -> Self;
     /// Exclusive or.
     fn xor(self, other: Self) -> Self;
+    /// The first block of `bytes`, if there is a whole one.
+    fn block(bytes: &[u8]) -> Option<[Self; BLOCK]>;
+    /// For each element a byte that grows with its magnitude: a float's exponent.
+    fn magnitudes(from: &[Self; BLOCK], to: &mut [u8; BLOCK]);
+    /// Bits below a magnitude.
+    const FRACTION: u32;
+    /// The magnitude of one element.
+    fn magnitude(self) -> u8;
+    /// Its bits below the magnitude.
+    fn fraction(self) -> u64;
+    /// Whether the signs are not the same.
+    fn differs_in_sign(self, other: Self) -> bool;
+    /// The other sign, and these bits for all others.
+    fn flipped(self, bits: u64) -> Self;
+    /// `self - base`, wrapping, as a signed number.
+    fn minus(self, base: Self) -> i64;
+    /// `self + difference`, wrapping.
+    fn plus(self, difference: i64) -> Self;
 }
 
 macro_rules! word {
-    ($u:ident, $i:ident) => {
+    ($u:ident, $i:ident, $fraction:literal, $magnitude:expr) => {
         impl Word for $u {
             const WIDTH: usize = size_of::<$u>();
 
@@ -69,22 +88,22 @@ macro_rules! word {
                     *t |= $u::from(*f) << shift;
                 }
             }
-            #[inline]
+            #[inline(always)]
             fn get(bytes: &[u8], at: usize) -> Option<Self> {
                 bytes.as_chunks().0.get(at).map(|b| $u::from_le_bytes(*b))
             }
-            #[inline]
+            #[inline(always)]
             fn set(bytes: &mut [u8], at: usize, value: Self) {
                 if let Some(b) = bytes.as_chunks_mut().0.get_mut(at) {
                     *b = value.to_le_bytes();
                 }
             }
-            #[inline]
+            #[inline(always)]
             fn ordered(self) -> Self {
                 const SIGN: $u = 1 << ($u::BITS - 1);
                 self ^ (self.cast_signed() >> ($u::BITS - 1)).cast_unsigned() ^ (!self & SIGN)
             }
-            #[inline]
+            #[inline(always)]
             fn unordered(self) -> Self {
                 const SIGN: $u = 1 << ($u::BITS - 1);
                 self ^ (!self.cast_signed() >> ($u::BITS - 1)).cast_unsigned() ^ (self & SIGN)
@@ -110,14 +129,73 @@ macro_rules! word {
             fn xor(self, other: Self) -> Self {
                 self ^ other
             }
+            #[inline(always)]
+            fn block(bytes: &[u8]) -> Option<[Self; BLOCK]> {
+                let bytes = bytes.first_chunk::<{ BLOCK * size_of::<$u>() }>()?;
+                let mut block = [0; BLOCK];
+                for (t, b) in block.iter_mut().zip(bytes.as_chunks().0) {
+                    *t = $u::from_le_bytes(*b);
+                }
+                Some(block)
+            }
+            #[inline(always)]
+            fn magnitudes(from: &[Self; BLOCK], to: &mut [u8; BLOCK]) {
+                for (f, t) in from.iter().zip(to) {
+                    *t = f.magnitude();
+                }
+            }
+            const FRACTION: u32 = $fraction;
+            #[inline(always)]
+            fn magnitude(self) -> u8 {
+                let magnitude: fn($u) -> u8 = $magnitude;
+                magnitude(self)
+            }
+            #[inline(always)]
+            fn fraction(self) -> u64 {
+                u64::from(self & ((1 << $fraction) - 1))
+            }
+            #[inline(always)]
+            fn differs_in_sign(self, other: Self) -> bool {
+                (self ^ other) >> ($u::BITS - 1) != 0
+            }
+            #[inline(always)]
+            fn flipped(self, bits: u64) -> Self {
+                const SIGN: $u = 1 << ($u::BITS - 1);
+                (!self & SIGN) | (bits as $u & !SIGN)
+            }
+            #[inline(always)]
+            fn minus(self, base: Self) -> i64 {
+                i64::from(self.wrapping_sub(base).cast_signed())
+            }
+            #[inline(always)]
+            fn plus(self, difference: i64) -> Self {
+                self.wrapping_add(difference as $u)
+            }
         }
     };
 }
 
-word!(u8, i8);
-word!(u16, i16);
-word!(u32, i32);
-word!(u64, i64);
+word!(u8, i8, 0, |x| x & 0x7f);
+// The upper three bits of an f16's fraction go with its exponent.
+word!(u16, i16, 7, |x| (x >> 7) as u8);
+word!(u32, i32, 23, |x| (x >> 23) as u8);
+// The exponents that an f32 has; all others count as its lowest or highest.
+word!(
+    u64,
+    i64,
+    52,
+    |x| ((x >> 52) as u32 & 0x7ff).saturating_sub(896).min(255) as u8
+);
+
+/// The first block of `bytes`; elements that are not there are 0.
+#[inline(always)]
+pub(super) fn block_or_part<W: Word>(bytes: &[u8]) -> [W; BLOCK] {
+    W::block(bytes).unwrap_or_else(|| {
+        let mut block = [W::default(); BLOCK];
+        W::load(bytes, &mut block);
+        block
+    })
+}
 
 /// Calls `$f::<W>($args…)` with the word of a number's width.
 macro_rules! for_width {

@@ -3,9 +3,12 @@
 //! A codec is one file and one row of [`ROWS`]; docs/FORMAT.md specifies every payload byte for byte. Encoders are free to
 //! change (any encoder whose output the decoder accepts is right); decoders and numbers are for ever.
 
+mod buckets;
 mod choose;
 mod constant;
+mod cpu;
 mod diff;
+mod fitted;
 mod frame;
 #[cfg(test)]
 mod golden;
@@ -21,6 +24,7 @@ mod scratch;
 mod sparse;
 #[cfg(test)]
 mod tests;
+mod weights;
 mod widened;
 
 pub use related::Related;
@@ -53,6 +57,8 @@ pub enum Codec {
     ZstdRef = 7,
     /// Differences to the base, only where there are any: gaps and values.
     DiffSparse = 8,
+    /// Differences to the base of order-mapped numbers, in classes of like magnitude of the base.
+    DiffBuckets = 9,
     /// The rounding of a base of wider floats, and what differs from it.
     Rounded = 16,
     /// A base of narrower floats widened, and what differs from it.
@@ -90,7 +96,7 @@ struct Row {
 }
 
 #[rustfmt::skip]
-static ROWS: [Row; 11] = [
+static ROWS: [Row; 12] = [
     Row { codec: Codec::Raw, name: "raw", needs_base: false, encode: plain::encode_raw, decode: plain::decode_raw },
     Row { codec: Codec::Zstd, name: "zstd", needs_base: false, encode: plain::encode_zstd, decode: plain::decode_zstd },
     Row { codec: Codec::Planes, name: "planes", needs_base: false, encode: planes::encode, decode: planes::decode },
@@ -100,6 +106,7 @@ static ROWS: [Row; 11] = [
     Row { codec: Codec::XorPlanes, name: "xor-planes", needs_base: true, encode: diff::encode_xor, decode: diff::decode_xor },
     Row { codec: Codec::ZstdRef, name: "zstd-ref", needs_base: true, encode: plain::encode_zstd_ref, decode: plain::decode_zstd_ref },
     Row { codec: Codec::DiffSparse, name: "diff-sparse", needs_base: true, encode: sparse::encode, decode: sparse::decode },
+    Row { codec: Codec::DiffBuckets, name: "diff-buckets", needs_base: true, encode: buckets::encode, decode: buckets::decode },
     Row { codec: Codec::Rounded, name: "rounded", needs_base: true, encode: rounded::encode, decode: rounded::decode },
     Row { codec: Codec::Widened, name: "widened", needs_base: true, encode: widened::encode, decode: widened::decode },
 ];
@@ -116,6 +123,7 @@ impl Codec {
         Codec::XorPlanes,
         Codec::ZstdRef,
         Codec::DiffSparse,
+        Codec::DiffBuckets,
         Codec::Rounded,
         Codec::Widened,
     ];

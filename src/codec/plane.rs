@@ -1,7 +1,7 @@
 //! One plane: bytes of like kind, coded by themselves. Its length is known to the decoder.
 
+use super::fitted::{self, Fitted};
 use super::frame::{self, Effort};
-use super::rans::{self, Frequencies};
 use crate::bytes::{Reader, Writer};
 use crate::error::{Error, Result};
 
@@ -38,10 +38,10 @@ pub(super) fn put(plane: &[u8], out: &mut Vec<u8>) {
                 }
             }
             Way::Entropy => {
-                if let Some(f) = Frequencies::of(plane)
+                if let Some(f) = Fitted::of(plane)
                     && f.size() < limit - limit / 32
                 {
-                    (kind, best) = (ENTROPY, rans::encode(&f, plane));
+                    (kind, best) = (ENTROPY, fitted::encode(&f, plane));
                 }
             }
         }
@@ -86,7 +86,7 @@ fn ways(plane: &[u8]) -> Vec<Way> {
     } else {
         (with_huffman, huffman)
     };
-    let with_entropy = Frequencies::of(&sample).map_or(sample.len(), |f| f.data_size());
+    let with_entropy = Fitted::of(&sample).map_or(sample.len(), |f| f.data_size());
     if with_frame.min(with_entropy) > sample.len() - sample.len() / 128 {
         Vec::new()
     } else if with_entropy < with_frame - with_frame / 8 {
@@ -114,7 +114,7 @@ pub(super) fn take(r: &mut Reader<'_>, to: &mut [u8]) -> Result<()> {
         RAW => to.copy_from_slice(r.raw(to.len())?),
         CONSTANT => to.fill(r.u8()?),
         ZSTD => frame::decompress(r.blob()?, to)?,
-        ENTROPY => rans::decode(r.blob()?, to)?,
+        ENTROPY => fitted::decode(r.blob()?, to)?,
         kind => return Err(Error::damage(format!("plane of unknown kind {kind}"))),
     }
     Ok(())

@@ -213,6 +213,35 @@ fn what_a_thread_did_before_changes_nothing() {
     assert_eq!(here, std::thread::spawn(run).join().unwrap());
 }
 
+#[test]
+fn any_processor_writes_and_reads_the_same() {
+    for (number, every) in [
+        (Number::BF16, 20),
+        (Number::F16, 2),
+        (Number::F32, 3),
+        (Number::F64, 1),
+        (Number::I8, 9),
+    ] {
+        let base = noise(11, 100_003);
+        let raw = nudged(&base, number, every, 12);
+        let each = || {
+            Codec::ALL
+                .iter()
+                .filter_map(|codec| {
+                    let e = encode_as(*codec, &raw, number, Some(&base))?;
+                    assert_decodes(&e, &raw, number, Some(&base));
+                    Some(e)
+                })
+                .collect::<Vec<_>>()
+        };
+        let here = each();
+        super::cpu::tests::PORTABLE.set(true);
+        let portable = each();
+        super::cpu::tests::PORTABLE.set(false);
+        assert_eq!(here, portable);
+    }
+}
+
 fn number() -> impl Strategy<Value = Number> {
     prop::sample::select(&NUMBERS[..])
 }

@@ -8,11 +8,11 @@ use super::listing::{FileKey, LARGE, Listing, SMALL};
 use super::relative::Relative;
 use super::similar::Search;
 use crate::error::{Kind, Result};
-use crate::format::{Layout, Source};
+use crate::format::{Layout, Region, Source};
 use crate::graph::{EntryKind, History, Manifest, NodeKind, Numbered, Tree};
 use crate::id::NodeId;
 use crate::rebuild::{NodeSource, Rebuilder};
-use crate::tensor::Number;
+use crate::tensor::{Dtype, Number};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -114,18 +114,23 @@ impl Bases {
         let keys = layout.chunk_keys();
         let mut found = self.same_place(path, layout, &keys);
         let missing = found.chunks.iter().any(Option::is_none);
-        if layout.len < SMALL || layout.regions.is_empty() || !missing && self.own.large().is_empty() {
+        let floats = |r: &Region| matches!(r.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32);
+        if layout.len < SMALL || !missing && !layout.regions.iter().any(floats) {
             return found;
         }
         let (rebuilder, source) = (self.rebuilder.clone(), self.source.clone());
         let plan = Plan::new(layout);
         let mut search = Search::new(&rebuilder, &*source, file, &plan, &found);
-        search.visit_own(&self.index(None));
-        for v in (0..self.ancestors.min(NEAR)).chain(self.ancestors..self.versions.len()) {
+        let versions = (0..self.ancestors.min(NEAR)).chain(self.ancestors..self.versions.len());
+        for (i, v) in std::iter::once(None).chain(versions.map(Some)).enumerate() {
+            // What has a base may still be the very rounding of a tensor beside it, or in the version before.
+            if i > 1 {
+                search.orphans_only();
+            }
             if search.is_done() {
                 break;
             }
-            search.visit(&self.index(Some(v)));
+            search.visit(&self.index(v));
         }
         search.finish(&keys, &mut found);
         found

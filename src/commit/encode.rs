@@ -15,9 +15,11 @@ use std::sync::Arc;
 use std::thread::Scope;
 
 /// Deltas that a rebuild may have to apply.
-pub(super) const MAX_DEPTH: u8 = 8;
-/// A rebuild reads at most this many times the chunk's raw size.
+pub(super) const MAX_DEPTH: u8 = 32;
+/// A rebuild reads at most this many times the chunk's raw size …
 pub(super) const MAX_COST: u64 = 3;
+/// … and a base leaves this share of it (a quarter) to what builds on it.
+const LEFT: u64 = 4;
 
 /// What a chunk may be encoded against.
 #[derive(Default)]
@@ -307,7 +309,8 @@ impl Encoder {
         ok
     }
 
-    /// The base for the revision that follows `previous`, found by walking down its chain.
+    /// The base for the revision that follows `previous`, found by walking down its chain: what the skip-delta rule says, or the next
+    /// below it that leaves enough of the bounds.
     fn base(&self, kind: NodeKind, previous: NodeId) -> Result<Option<Base>> {
         let Some(meta) = self.meta_of(kind, &previous)? else {
             return Ok(None);
@@ -315,16 +318,24 @@ impl Encoder {
         let revision = meta.0.revision().saturating_add(1);
         let target = base_revision(revision);
         let (mut at, mut meta) = (previous, meta);
-        while meta.0.revision() > target {
-            let Some(delta) = meta.0.delta else { break };
+        while let Some(delta) = meta.0.delta {
+            let most = MAX_COST * u64::from(meta.0.raw_len);
+            if meta.0.revision() <= target && delta.depth < MAX_DEPTH && delta.cost <= most - most / LEFT {
+                break;
+            }
+            // Below a relative the chain goes on with chunks of other numbers.
+            if meta.0.codec.takes_many() {
+                return Ok(None);
+            }
             at = delta.base;
             match self.meta_of(kind, &at)? {
-                Some(m) => meta = m,
-                None => return Ok(None),
+                // A chain that does not end is damage.
+                Some(m) if m.0.depth() < delta.depth => meta = m,
+                _ => return Ok(None),
             }
         }
         let (depth, cost) = (meta.0.depth(), meta.0.cost(meta.1));
-        Ok((depth < MAX_DEPTH).then_some(Base {
+        Ok(Some(Base {
             id: at,
             depth,
             revision,
@@ -367,11 +378,11 @@ struct Base {
 }
 
 /// The revision that revision `n` (1 or more) is a delta against: the lowest digit that is not 0 goes down by one, in a
-/// number system whose digits count to 4, 4, 2, 2, 2, … So neighbours are mostly one revision apart, and a chain of up to 64
-/// revisions is at most 8 deep. After the skip-deltas of Subversion's FSFS, which count in twos throughout.
+/// number system whose digits count to 8, 4, 2, 2, 2, … So neighbours are mostly one revision apart, and a chain of up to 64
+/// revisions is at most 11 deep. After the skip-deltas of Subversion's FSFS, which count in twos throughout.
 fn base_revision(n: u32) -> u32 {
     let mut unit = 1u32;
-    for radix in [4, 4].into_iter().chain(std::iter::repeat(2)) {
+    for radix in [8, 4].into_iter().chain(std::iter::repeat(2)) {
         if !(n / unit).is_multiple_of(radix) || n < unit {
             break;
         }
@@ -398,14 +409,10 @@ mod tests {
 
     #[test]
     fn chains_stay_short_and_share_their_ends() {
-        assert_eq!(chain(7), [7, 6, 5, 4, 0]);
-        assert_eq!(chain(21), [21, 20, 16, 0]);
+        assert_eq!(chain(10), [10, 9, 8, 0]);
+        assert_eq!(chain(21), [21, 20, 19, 18, 17, 16, 8, 0]);
         for n in 1..64 {
-            assert!(
-                chain(n).len() - 1 <= usize::from(MAX_DEPTH),
-                "{n}: {:?}",
-                chain(n)
-            );
+            assert!(chain(n).len() - 1 <= 11, "{n}: {:?}", chain(n));
         }
         // The base of n is always on the chain of n - 1, which is how it is found.
         for n in 1..5000 {

@@ -124,9 +124,8 @@ impl<'a> Search<'a> {
         self.wanted.is_empty() && self.unrelated.is_empty() || self.samples == 0
     }
 
-    /// Looks among the regions of this commit: whatever has a relative there follows it at once.
-    pub(super) fn visit_own(&mut self, index: &Index) {
-        self.visit(index);
+    /// From here on looks for those only that have no base at all.
+    pub(super) fn orphans_only(&mut self) {
         self.unrelated.retain(|w| w.orphan);
     }
 
