@@ -6,6 +6,7 @@ mod file;
 mod stats;
 
 pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Progress};
+pub use crate::commit::{RepackProgress, RepackRequest, Repacked};
 pub use crate::graph::{Entry, EntryKind, MAIN, Numbered, Timestamp, Tree, check_name};
 pub use crate::id::{FileHash, NodeId, VersionId};
 pub use crate::rebuild::{Counters, Slice};
@@ -311,6 +312,12 @@ impl Store {
     /// As [`Store::commit`], but asks `confirm` when everything has been read; its error gives the commit up.
     pub fn commit_if(&self, request: &CommitRequest, confirm: Confirm<'_>) -> Result<Committed> {
         commit::commit(&self.0.parts, request, confirm)
+    }
+
+    /// Encodes old versions anew where that is smaller, and gives up packs that hold little any more. Other processes may commit
+    /// and read meanwhile; `Busy` if another repacks.
+    pub fn repack(&self, request: &RepackRequest) -> Result<Repacked> {
+        commit::repack(&self.0.parts, request)
     }
 
     /// What a file on disk looks like, without reading more than its headers.

@@ -9,6 +9,7 @@ mod init;
 mod log;
 mod ls;
 mod mount;
+mod repack;
 mod show;
 mod stats;
 mod status;
@@ -56,6 +57,7 @@ enum Verb {
     Export(export::Args),
     Diff(diff::Args),
     Verify(verify::Args),
+    Repack(repack::Args),
     Stats(stats::Args),
 }
 
@@ -152,6 +154,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Export(a) => export::run(&context, &a),
         Verb::Diff(a) => diff::run(&context, &a),
         Verb::Verify(a) => return verify::run(&context, &a),
+        Verb::Repack(a) => return repack::run(&context, &a),
         Verb::Stats(a) => stats::run(&context, &a),
     };
     done.map(|()| ExitCode::SUCCESS)

@@ -97,11 +97,20 @@ pub(super) fn printable(text: &[u8]) -> String {
 
 /// A progress bar for something that takes long; none where standard error is no terminal.
 pub(super) fn bar(what: &str, total: u64) -> ProgressBar {
+    let template = "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}";
+    styled_bar(what, total, template)
+}
+
+/// The same for what is counted and not measured in bytes.
+pub(super) fn counting_bar(what: &str) -> ProgressBar {
+    styled_bar(what, 0, "{msg} {wide_bar} {pos}/{len} {eta}")
+}
+
+fn styled_bar(what: &str, total: u64, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(total);
-    let template = "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }

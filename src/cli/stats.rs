@@ -33,6 +33,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
             show::bytes(s.unused)
         );
     }
+    if s.superseded > 0 {
+        text += &format!(
+            "{} of the packs are records that were written again since: `zspace repack` gives their space back\n\n",
+            show::bytes(s.superseded)
+        );
+    }
     let ratio = |stored: u64, raw: u64| {
         if raw == 0 {
             "-".into()

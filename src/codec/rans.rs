@@ -5,6 +5,7 @@
 use super::scratch;
 use crate::bytes::{Reader, Writer};
 use crate::error::{Error, Result};
+use std::cell::Cell;
 use std::hint::select_unpredictable;
 
 /// Frequencies add up to two to this power.
@@ -13,6 +14,8 @@ const SCALE_BITS: u32 = 12;
 pub(super) const SCALE: u32 = 1 << SCALE_BITS;
 /// States; byte `i` belongs to state `i % LANES`.
 pub(super) const LANES: usize = 8;
+/// Tables at most.
+const MAX_TABLES: usize = 16;
 /// A state is at least this between two bytes; where the encoder starts and the decoder must end.
 const LOW: u32 = 1 << 16;
 
@@ -150,14 +153,31 @@ fn put(symbol: &Symbol, x: &mut u32) -> (u16, bool) {
 pub(super) fn decode<const K: usize>(
     tables: &[Frequencies],
     contexts: impl Contexts,
-    mut r: Reader<'_>,
+    r: Reader<'_>,
     out: &mut [u8],
 ) -> Result<()> {
-    let mut table = vec![[0; SCALE as usize]; K];
+    let mut table = TABLES
+        .take()
+        .unwrap_or_else(|| Box::new([[0; SCALE as usize]; MAX_TABLES]));
     for (t, f) in table.iter_mut().zip(tables) {
         fill(f, t);
     }
-    let table = <Box<[Table; K]>>::try_from(table).map_err(|_| Error::damage("too many tables"))?;
+    let result = decode_with::<K>(&table, contexts, r, out);
+    TABLES.set(Some(table));
+    result
+}
+
+thread_local! {
+    /// Kept, as a fresh one costs as much as filling it.
+    static TABLES: Cell<Option<Box<[Table; MAX_TABLES]>>> = const { Cell::new(None) };
+}
+
+fn decode_with<const K: usize>(
+    table: &[Table; MAX_TABLES],
+    contexts: impl Contexts,
+    mut r: Reader<'_>,
+    out: &mut [u8],
+) -> Result<()> {
     let mut states = [0; LANES];
     for x in &mut states {
         *x = r.u32()?;
@@ -168,9 +188,9 @@ pub(super) fn decode<const K: usize>(
     for (g, group) in groups.iter_mut().enumerate() {
         let contexts = contexts.group(g);
         let n = match words.first_chunk() {
-            Some(next) => step(&table, contexts, &mut states, next, group),
+            Some(next) => step::<K>(table, contexts, &mut states, next, group),
             // Near the end, zeros stand in for words that are not there; none of them may be taken.
-            None => step(&table, contexts, &mut states, &padded(words), group),
+            None => step::<K>(table, contexts, &mut states, &padded(words), group),
         };
         words = words
             .get(n..)
@@ -198,7 +218,7 @@ fn padded(words: &[u8]) -> [u8; 2 * LANES] {
 /// Decodes a byte from each state; gives the bytes of `next` that topped them up.
 #[inline(always)]
 fn step<const K: usize>(
-    table: &[Table; K],
+    table: &[Table; MAX_TABLES],
     contexts: [u8; LANES],
     states: &mut [u32; LANES],
     next: &[u8; 2 * LANES],

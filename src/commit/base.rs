@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// How many versions back a tensor is looked for: a run that saves model and optimizer as versions of their own needs more
 /// than one.
-const ANCESTORS: usize = 16;
+pub(super) const ANCESTORS: usize = 16;
 /// How many versions back a tensor of another name is looked for …
 const NEAR: usize = 4;
 /// … and in how many other branches' newest versions.
@@ -111,16 +111,29 @@ impl Bases {
 
     /// Bases for the chunks of a parsed file at `path` in the new version, whose bytes `file` reads.
     pub(super) fn of_layout(&mut self, path: &[u8], layout: &Layout, file: &dyn Source) -> FileBases {
+        self.search(path, layout, file, true)
+    }
+
+    /// The same without relatives.
+    pub(super) fn revisions(&mut self, path: &[u8], layout: &Layout, file: &dyn Source) -> FileBases {
+        self.search(path, layout, file, false)
+    }
+
+    fn search(&mut self, path: &[u8], layout: &Layout, file: &dyn Source, relatives: bool) -> FileBases {
         let keys = layout.chunk_keys();
         let mut found = self.same_place(path, layout, &keys);
         let missing = found.chunks.iter().any(Option::is_none);
         let floats = |r: &Region| matches!(r.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32);
-        if layout.len < SMALL || !missing && !layout.regions.iter().any(floats) {
+        let relatives = relatives && layout.regions.iter().any(floats);
+        if layout.len < SMALL || !missing && !relatives {
             return found;
         }
         let (rebuilder, source) = (self.rebuilder.clone(), self.source.clone());
         let plan = Plan::new(layout);
         let mut search = Search::new(&rebuilder, &*source, file, &plan, &found);
+        if !relatives {
+            search.without_relatives();
+        }
         let versions = (0..self.ancestors.min(NEAR)).chain(self.ancestors..self.versions.len());
         for (i, v) in std::iter::once(None).chain(versions.map(Some)).enumerate() {
             // What has a base may still be the very rounding of a tensor beside it, or in the version before.

@@ -4,7 +4,7 @@ use super::Parts;
 use super::relative::Relative;
 use crate::codec::{self, Codec};
 use crate::error::{Error, Kind, Result};
-use crate::graph::{Delta, Further, Manifest, NodeKind, NodeMeta};
+use crate::graph::{Delta, Further, MANY_DEPTH, Manifest, NodeKind, NodeMeta};
 use crate::id::NodeId;
 use crate::pack::{Meta, Node, PackRange, PackWriter, Packs};
 use crate::rebuild::{NodeSource, Rebuilder};
@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::thread::Scope;
 
 /// Deltas that a rebuild may have to apply.
-pub(super) const MAX_DEPTH: u8 = 32;
+const MAX_DEPTH: u8 = 32;
 /// A rebuild reads at most this many times the chunk's raw size …
-pub(super) const MAX_COST: u64 = 3;
+const MAX_COST: u64 = 3;
 /// … and a base leaves this share of it (a quarter) to what builds on it.
 const LEFT: u64 = 4;
 
@@ -39,10 +39,21 @@ pub(super) struct Job {
     pub(super) reply: Sender<(usize, Result<NodeId>)>,
 }
 
-/// The nodes of one commit: those it appends, and all that were there before.
-pub(super) struct Encoder {
-    rebuilder: Arc<Rebuilder>,
-    pub(super) source: Arc<Pending>,
+/// Whether a chain that ends in a node of this codec and of `raw_len` bytes may have such a depth and read so many payload bytes. One
+/// that takes many bases may follow a chain that is as long as there may be, and bases that are twice as long.
+pub(super) fn within_bounds(codec: Codec, depth: u8, cost: u64, raw_len: u32) -> bool {
+    let (depth_over, cost_over) = if codec.takes_many() {
+        (MANY_DEPTH, 2)
+    } else {
+        (0, 1)
+    };
+    depth <= MAX_DEPTH + depth_over && cost <= MAX_COST * cost_over * u64::from(raw_len)
+}
+
+/// Encodes against the nodes of a source; by default those of one commit: what it appends, and all that was there before.
+pub(super) struct Encoder<S: NodeSource = Pending> {
+    pub(super) rebuilder: Arc<Rebuilder>,
+    pub(super) source: Arc<S>,
 }
 
 /// Nodes that are published, or that this commit has appended.
@@ -172,53 +183,15 @@ impl Encoder {
     }
 
     fn store(&self, kind: NodeKind, id: NodeId, raw: &[u8], number: Number, against: &Against) -> Result<()> {
-        let too_long = || {
-            Error::new(
-                Kind::Limit,
-                format!("a {} of {} bytes is too large to store", kind.name(), raw.len()),
-            )
-        };
-        let raw_len = u32::try_from(raw.len())
-            .ok()
-            .filter(|n| *n <= kind.max_len())
-            .ok_or_else(too_long)?;
         let known = self.source.contains(&id)?;
         if known && self.reads_back(kind, id, raw)? {
             return Ok(());
         }
         // What replaces a damaged copy stands alone: its own chain may lead through the damage, or back to itself.
-        let (mut found, mut previous) = (None, None);
-        if !known {
-            previous = against.previous;
-            if let Some(relative) = &against.relative {
-                found = usable(self.against_relative(relative, raw, number))?;
-            }
-        }
-        // Of the very rounding next to nothing is left: nothing else is as small.
-        if found.as_ref().is_none_or(|f| f.1.len() > raw.len() / 64)
-            && let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten()
-        {
-            let delta = usable(self.against(kind, &base, raw, number, raw_len))?;
-            found = found.into_iter().chain(delta).min_by_key(|f| f.1.len());
-        }
-        let (meta, payload) = found.unwrap_or_else(|| self.alone(raw, number, raw_len));
+        let alone = Against::default();
+        let against = if known { &alone } else { against };
+        let (meta, payload) = self.best(kind, raw, number, against)?;
         self.source.append(kind, &id, &meta, &payload)
-    }
-
-    /// The bytes without a base.
-    fn alone(&self, raw: &[u8], number: Number, raw_len: u32) -> (NodeMeta, Vec<u8>) {
-        let encoded = codec::encode(raw, number, None);
-        let mut meta = NodeMeta {
-            codec: encoded.codec,
-            number,
-            raw_len,
-            delta: None,
-        };
-        if self.proves(&meta, &encoded.payload, raw, None) {
-            return (meta, encoded.payload);
-        }
-        meta.codec = Codec::Raw;
-        (meta, raw.to_vec())
     }
 
     /// Whether the chunk is the previous one, without hashing it: where that one would be the base, it has to be rebuilt anyway.
@@ -257,6 +230,58 @@ impl Encoder {
             Err(e) => Err(e),
         }
     }
+}
+
+impl<S: NodeSource> Encoder<S> {
+    /// How a node is stored: against its relative, or a base on the chain of the previous node, as the chain policy says, or alone where
+    /// that is smaller or where there is neither. It was decoded again, and compared.
+    pub(super) fn best(
+        &self,
+        kind: NodeKind,
+        raw: &[u8],
+        number: Number,
+        against: &Against,
+    ) -> Result<(NodeMeta, Vec<u8>)> {
+        let too_long = || {
+            Error::new(
+                Kind::Limit,
+                format!("a {} of {} bytes is too large to store", kind.name(), raw.len()),
+            )
+        };
+        let raw_len = u32::try_from(raw.len())
+            .ok()
+            .filter(|n| *n <= kind.max_len())
+            .ok_or_else(too_long)?;
+        let mut found = match &against.relative {
+            Some(relative) => usable(self.against_relative(relative, raw, number, raw_len))?,
+            None => None,
+        };
+        // Of the very rounding next to nothing is left: nothing else is as small.
+        if found.as_ref().is_none_or(|f| f.1.len() > raw.len() / 64)
+            && let Some(previous) = against.previous
+            && let Some(base) = self.base(kind, previous)?
+        {
+            let delta = usable(self.against(kind, &base, raw, number, raw_len))?;
+            found = found.into_iter().chain(delta).min_by_key(|f| f.1.len());
+        }
+        Ok(found.unwrap_or_else(|| self.alone(raw, number, raw_len)))
+    }
+
+    /// The bytes without a base.
+    fn alone(&self, raw: &[u8], number: Number, raw_len: u32) -> (NodeMeta, Vec<u8>) {
+        let encoded = codec::encode(raw, number, None);
+        let mut meta = NodeMeta {
+            codec: encoded.codec,
+            number,
+            raw_len,
+            delta: None,
+        };
+        if self.proves(&meta, &encoded.payload, raw, None) {
+            return (meta, encoded.payload);
+        }
+        meta.codec = Codec::Raw;
+        (meta, raw.to_vec())
+    }
 
     /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.
     fn against(
@@ -273,7 +298,7 @@ impl Encoder {
         };
         let encoded = codec::encode(raw, number, Some(&base_raw));
         let cost = base.cost + encoded.payload.len() as u64;
-        if encoded.codec.needs_base() && cost > MAX_COST * raw.len() as u64 {
+        if encoded.codec.needs_base() && !within_bounds(encoded.codec, base.depth + 1, cost, raw_len) {
             return Ok(None);
         }
         let delta = Delta {

@@ -13,14 +13,18 @@ mod index;
 mod known;
 mod listing;
 mod relative;
+mod repack;
 mod sample;
 mod similar;
+mod stamp;
 mod walk;
+
+pub use repack::{RepackProgress, RepackRequest, Repacked, repack};
 
 use crate::error::{Error, Kind, Result};
 use crate::graph::{Entry, LiveHistory, Record, Tree, Version, check_name, now};
 use crate::id::VersionId;
-use crate::pack::Packs;
+use crate::pack::{PackRange, Packs};
 use crate::rebuild::Rebuilder;
 use base::Bases;
 use encode::{Encoder, Job};
@@ -124,7 +128,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         .first()
         .ok_or_else(|| Error::new(Kind::Usage, "nothing to commit"))?;
     parts.packs.refresh()?;
-    let versions = {
+    let (versions, repacks) = {
         let history = parts.history.read();
         // Refuses a tag's name before any work is done.
         let head = history.branch(&request.branch).ok().and_then(|b| b.head());
@@ -134,8 +138,9 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
                 format!("{:?} is a tag, not a branch", request.branch),
             ));
         }
-        base::versions(&history, head)
+        (base::versions(&history, head), history.repacks())
     };
+    let since = parts.packs.seq();
     let total = match request.progress {
         Some(_) => walk::total_len(request),
         None => 0,
@@ -163,7 +168,6 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
     encoder.node(crate::graph::NodeKind::Tree, tree_id, &bytes, None)?;
     confirm()?;
     let range = encoder.finish()?;
-    let stored = range.to - range.from;
     let version = Version {
         parents: Vec::new(),
         entry: first.0.clone(),
@@ -172,7 +176,16 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         tree: tree_id,
         len,
     };
-    let (id, number) = publish(parts, request.branch.clone(), version, found.files, range)?;
+    let mut publish = Publish {
+        branch: request.branch.clone(),
+        version,
+        files: found.files,
+        ranges: vec![range],
+        repacks,
+        since,
+    };
+    let (id, number) = publish.until_done(parts)?;
+    let stored = publish.stored();
     Ok(Committed {
         id,
         branch: request.branch.clone(),
@@ -183,30 +196,61 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
     })
 }
 
-fn publish(
-    parts: &Parts,
+/// A version that is ready to be published.
+struct Publish {
     branch: String,
     version: Version,
     files: u64,
-    range: crate::pack::PackRange,
-) -> Result<(VersionId, u64)> {
-    let placed = Arc::new(Mutex::new(None));
-    let (history, slot) = (parts.history.clone(), placed.clone());
-    let stored = range.to - range.from;
-    let ranges = if range.count == 0 { vec![] } else { vec![range] };
-    let build = move |pending: &[Vec<u8>]| {
-        history.with_pending(pending, |h| {
-            let (change, id, number) = h.next(&branch, version, files, stored)?;
-            *slot.lock() = Some((id, number));
-            Ok(Record {
-                changes: vec![change],
+    ranges: Vec<PackRange>,
+    /// Repacks, and the last journal record, that the encoder knew of.
+    repacks: u64,
+    since: u64,
+}
+
+impl Publish {
+    fn stored(&self) -> u64 {
+        self.ranges.iter().map(|r| r.to - r.from).sum()
+    }
+
+    /// Publishes the version. If others published some of the same nodes meanwhile, or encoded chains anew that its own are
+    /// built on, it is looked at again first.
+    fn until_done(&mut self, parts: &Parts) -> Result<(VersionId, u64)> {
+        loop {
+            match self.once(parts) {
+                Err(e) if e.kind() == Kind::Changed => {}
+                done => return done,
             }
-            .encode())
-        })
-    };
-    parts.packs.publish(ranges, Box::new(build))?;
-    let placed = placed.lock().take();
-    placed.ok_or_else(|| Error::new(Kind::Io, "the journal published a version without building it"))
+            parts.packs.refresh()?;
+            let known = std::mem::replace(&mut self.since, parts.packs.seq());
+            self.repacks = parts.history.read().repacks();
+            self.ranges.extend(stamp::recheck(parts, &self.ranges, known)?);
+        }
+    }
+
+    fn once(&self, parts: &Parts) -> Result<(VersionId, u64)> {
+        let placed = Arc::new(Mutex::new(None));
+        let (history, slot) = (parts.history.clone(), placed.clone());
+        let (branch, version) = (self.branch.clone(), self.version.clone());
+        let (files, stored, repacks) = (self.files, self.stored(), self.repacks);
+        let build = move |pending: &[Vec<u8>]| {
+            history.with_pending(pending, |h| {
+                if h.repacks() != repacks {
+                    return Err(Error::new(Kind::Changed, "the store was repacked meanwhile"));
+                }
+                let (change, id, number) = h.next(&branch, version, files, stored)?;
+                *slot.lock() = Some((id, number));
+                Ok(Record {
+                    changes: vec![change],
+                }
+                .encode())
+            })
+        };
+        parts
+            .packs
+            .publish_new(self.ranges.clone(), self.since, Box::new(build))?;
+        let placed = placed.lock().take();
+        placed.ok_or_else(|| Error::new(Kind::Io, "the journal published a version without building it"))
+    }
 }
 
 /// What a walk found: the root's entries and what a user should know.

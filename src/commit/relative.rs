@@ -1,13 +1,14 @@
 //! A chunk against a tensor of another float width: the weights beside their f32 copy, or the f32 copy of weights that are there.
 
-use super::encode::{Encoder, MAX_COST, MAX_DEPTH};
+use super::encode::Encoder;
 use super::known::{Known, Plan};
+use super::stamp::{Load, restamped};
 use crate::codec::{self, Related};
 use crate::error::Result;
 use crate::format::Place;
 use crate::graph::{Delta, Further, MAX_BASES, NodeKind, NodeMeta};
 use crate::id::NodeId;
-use crate::rebuild::{MAX_NESTED, MAX_NODES};
+use crate::rebuild::NodeSource;
 use crate::tensor::Number;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -93,93 +94,51 @@ fn of_places(
     })
 }
 
-impl Encoder {
+impl<S: NodeSource> Encoder<S> {
     /// The chunk against its relative; none if that gains nothing, or if a rebuild's work would exceed its bound.
     pub(super) fn against_relative(
         &self,
         relative: &Relative,
         raw: &[u8],
         number: Number,
+        raw_len: u32,
     ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
-        let (mut depth, mut cost, mut left) = (0, 0, MAX_NODES / 2);
+        let Some((first, further)) = relative.bases.split_first() else {
+            return Ok(None);
+        };
+        let Some(further) = Further::new(further) else {
+            return Ok(None);
+        };
+        let (mut loads, mut bases) = (Vec::new(), Vec::new());
         for id in &relative.bases {
             let Some((meta, own)) = self.meta_of(NodeKind::Chunk, id)? else {
                 return Ok(None);
             };
-            depth = depth.max(meta.depth());
-            cost += meta.cost(own);
-            if !self.can_be_nested(id, 1, &mut left)? {
-                return Ok(None);
-            }
+            loads.push(Load::of(&meta, own));
         }
-        // One more than a chain may have otherwise: the weights follow their f32 copy to its end.
-        if depth > MAX_DEPTH {
-            return Ok(None);
-        }
-        let mut bases = Vec::new();
+        let load = Load::together(loads);
         for id in &relative.bases {
-            bases.extend_from_slice(&self.rebuilder().chunk(&*self.source, id)?);
+            bases.extend_from_slice(&self.rebuilder.chunk(&*self.source, id)?);
         }
         let Some(encoded) = codec::encode_related(raw, number, &bases, &relative.related) else {
             return Ok(None);
         };
-        cost += encoded.payload.len() as u64;
-        let (Some(first), Some(further)) = (
-            relative.bases.first(),
-            relative.bases.get(1..).and_then(Further::new),
-        ) else {
-            return Ok(None);
-        };
-        // What is rebuilt are the bases, which may be longer than the chunk.
-        if cost > MAX_COST * raw.len().max(bases.len()) as u64 {
-            return Ok(None);
-        }
         let delta = Delta {
             base: *first,
             further,
-            depth: depth + 1,
+            depth: 0,
             revision: 0,
-            cost,
+            cost: 0,
         };
         let meta = NodeMeta {
             codec: encoded.codec,
             number,
-            raw_len: raw.len() as u32,
+            raw_len,
             delta: Some(delta),
         };
-        Ok(self
-            .proves(&meta, &encoded.payload, raw, Some(&bases))
-            .then_some((meta, encoded.payload)))
-    }
-
-    /// Whether a reader would follow the node's chain as a base that is `nested` in others, with `left` nodes to read. It stays one
-    /// level and half the nodes below what a reader does.
-    fn can_be_nested(&self, id: &NodeId, nested: usize, left: &mut usize) -> Result<bool> {
-        let mut at = *id;
-        loop {
-            if *left == 0 {
-                return Ok(false);
-            }
-            *left -= 1;
-            let Some((meta, _)) = self.meta_of(NodeKind::Chunk, &at)? else {
-                return Ok(false);
-            };
-            let Some(delta) = meta.delta else {
-                return Ok(true);
-            };
-            if !meta.codec.takes_many() {
-                at = delta.base;
-                continue;
-            }
-            if nested + 1 >= MAX_NESTED {
-                return Ok(false);
-            }
-            for base in delta.bases() {
-                if !self.can_be_nested(&base, nested + 1, left)? {
-                    return Ok(false);
-                }
-            }
-            return Ok(true);
-        }
+        let meta = restamped(&meta, encoded.payload.len() as u32, load);
+        Ok(meta
+            .filter(|meta| self.proves(meta, &encoded.payload, raw, Some(&bases)))
+            .map(|meta| (meta, encoded.payload)))
     }
 }

@@ -124,7 +124,12 @@ impl<'a> Search<'a> {
         self.wanted.is_empty() && self.unrelated.is_empty() || self.samples == 0
     }
 
-    /// From here on looks for those only that have no base at all.
+    /// Looks for no relatives.
+    pub(super) fn without_relatives(&mut self) {
+        self.unrelated.clear();
+    }
+
+    /// From here on looks for relatives of those only that have no base at all.
     pub(super) fn orphans_only(&mut self) {
         self.unrelated.retain(|w| w.orphan);
     }

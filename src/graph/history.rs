@@ -39,6 +39,7 @@ pub struct History {
     tags: BTreeMap<String, VersionId>,
     by_id: HashMap<VersionId, Arc<Numbered>>,
     sorted_ids: BTreeMap<VersionId, ()>,
+    repacks: u64,
 }
 
 impl Default for History {
@@ -49,6 +50,7 @@ impl Default for History {
             tags: BTreeMap::new(),
             by_id: HashMap::new(),
             sorted_ids: BTreeMap::new(),
+            repacks: 0,
         }
     }
 }
@@ -101,8 +103,14 @@ impl History {
             Change::Tag { name, version } => {
                 self.tags.insert(name, version);
             }
+            Change::Repack => self.repacks += 1,
         }
         Ok(())
+    }
+
+    /// How often nodes were encoded anew: what was read of their encoding before may not hold any more.
+    pub fn repacks(&self) -> u64 {
+        self.repacks
     }
 
     /// All branches by name.

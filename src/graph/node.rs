@@ -82,7 +82,7 @@ pub struct Delta {
     pub base: NodeId,
     /// The others, whose bytes follow the first one's.
     pub further: Further,
-    /// Deltas to apply, this one included; where there are several bases, of the one with the most.
+    /// Deltas to apply, this one included. One that takes many bases counts for [`MANY_DEPTH`] more than the deepest of them.
     pub depth: u8,
     /// Revisions of this chunk since the chain's root.
     pub revision: u32,
@@ -101,6 +101,10 @@ impl Delta {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Further([Option<NodeId>; MAX_BASES - 1]);
 
+/// What a node that takes many bases adds to their depth: so that not many stand one within the other, and a rebuild's nodes are
+/// bounded by its depth.
+pub const MANY_DEPTH: u8 = 16;
+
 /// The most bases of one node; a record's meta has room for no more.
 pub const MAX_BASES: usize = 6;
 
@@ -118,6 +122,11 @@ impl NodeMeta {
     /// Deltas to apply.
     pub fn depth(&self) -> u8 {
         self.delta.map_or(0, |d| d.depth)
+    }
+
+    /// What the node adds to the depth of its deepest base.
+    pub fn step(&self) -> u8 {
+        if self.codec.takes_many() { MANY_DEPTH } else { 1 }
     }
 
     /// Revisions since the chain's root.

@@ -42,6 +42,8 @@ pub enum Change {
         /// What it names.
         version: VersionId,
     },
+    /// Nodes encoded anew: the record's take the place of those published before. Nothing of the history changes.
+    Repack,
 }
 
 impl Record {
@@ -73,6 +75,9 @@ impl Record {
                 Change::Tag { name, version } => {
                     w.u8(3).blob(name.as_bytes()).raw(&version.0);
                 }
+                Change::Repack => {
+                    w.u8(4);
+                }
             }
         }
         w.finish()
@@ -81,8 +86,8 @@ impl Record {
     /// Reads canonical bytes back.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut r = Reader::new(bytes, "journal body");
-        let n = r.count(3)?;
-        let mut changes = Vec::with_capacity(n);
+        let n = r.count(1)?;
+        let mut changes = Vec::new();
         for _ in 0..n {
             changes.push(match r.u8()? {
                 1 => Change::Commit {
@@ -104,6 +109,7 @@ impl Record {
                     name: r.text()?.to_owned(),
                     version: VersionId(r.id()?),
                 },
+                4 => Change::Repack,
                 t => {
                     return Err(Error::damage(format!(
                         "journal body has a change of unknown kind {t}"
@@ -163,6 +169,7 @@ mod tests {
                     name: "t".into(),
                     version: VersionId([4; 32]),
                 },
+                Change::Repack,
             ],
         };
         let bytes = record.encode();

@@ -51,6 +51,11 @@ impl PackFiles {
         &self.dir
     }
 
+    /// Closes a pack, so that the space of one that is removed comes back.
+    pub(super) fn close(&self, pack: u32) {
+        self.open.lock().pop(&pack);
+    }
+
     fn file(&self, pack: u32) -> Result<Arc<dyn DiskFile>> {
         if let Some(file) = self.open.lock().get(&pack) {
             return Ok(file.clone());
@@ -109,7 +114,7 @@ impl PackFiles {
     pub(super) fn scan_lossy(
         &self,
         range: &PackRange,
-        f: &mut dyn FnMut(NodeId, Place) -> Result<()>,
+        f: &mut dyn FnMut(NodeId, Place, Meta) -> Result<()>,
     ) -> Result<Option<(u64, Error)>> {
         let file = match self.file(range.pack) {
             Ok(file) => file,
@@ -122,8 +127,8 @@ impl PackFiles {
         let (mut at, mut count) = (range.from, 0u32);
         while at < end {
             match step(&mut window, range.pack, at) {
-                Ok((id, place, _)) => {
-                    f(id, place)?;
+                Ok((id, place, meta)) => {
+                    f(id, place, meta)?;
                     count = count.saturating_add(1);
                     at += u64::from(place.len);
                 }

@@ -1,7 +1,8 @@
 //! The index: nodes published since the newest run in memory, and a few sorted runs on disk that cover the rest.
 //!
 //! A run covers a span of journal sequences: it holds every node of their records. What no run covers is found by scanning
-//! packs, so that a run that is missing or damaged costs time and nothing else.
+//! packs, so that a run that is missing or damaged costs time and nothing else. Of several records of one node the one that was
+//! published last counts.
 
 use super::parse::StoreId;
 use super::run::{self, Run, Source};
@@ -28,25 +29,35 @@ pub(super) struct Index {
     live: RwLock<Live>,
     /// Held while runs are written or left out.
     maintenance: Mutex<()>,
-    /// Sequences whose nodes could not all be found, with pack and offset. No run ever covers them, so that every opening
-    /// looks again.
-    damaged: Mutex<BTreeMap<u64, (u32, u64)>>,
+    /// Sequences and packs of which not all nodes could be found. No run ever covers them, so that every opening looks again.
+    damaged: Mutex<BTreeMap<(u64, u32), Unread>>,
     /// The last sequence known to be in the journal: runs that reach beyond it are not used.
     horizon: AtomicU64,
 }
 
+/// What could not be read of a pack.
+struct Unread {
+    offset: u64,
+    why: String,
+    told: bool,
+}
+
+/// Where a record is, and the sequence that published it.
+type Found = (Place, u64);
+
 #[derive(Default)]
 struct Live {
-    table: HashMap<NodeId, (Place, u64)>,
+    table: HashMap<NodeId, Found>,
     /// Newest first.
     runs: Arc<Vec<Arc<Run>>>,
 }
 
-/// Of a node that was published twice the later copy counts: it was written because the earlier one did not read back.
-fn put(table: &mut HashMap<NodeId, (Place, u64)>, seq: u64, id: NodeId, place: Place) {
-    let entry = table.entry(id).or_insert((place, seq));
-    if entry.1 < seq {
-        *entry = (place, seq);
+impl Live {
+    fn put(&mut self, seq: u64, id: NodeId, place: Place) {
+        let entry = self.table.entry(id).or_insert((place, seq));
+        if entry.1 <= seq {
+            *entry = (place, seq);
+        }
     }
 }
 
@@ -81,48 +92,72 @@ impl Index {
         self.live.read().table.len()
     }
 
-    pub(super) fn add(&self, seq: u64, id: NodeId, place: Place) -> Result<()> {
-        put(&mut self.live.write().table, seq, id, place);
-        Ok(())
+    /// Takes in the nodes of one record, all at once: no reader sees some of them only.
+    pub(super) fn add(&self, seq: u64, nodes: Vec<(NodeId, Place)>) {
+        let mut live = self.live.write();
+        for (id, place) in nodes {
+            live.put(seq, id, place);
+        }
     }
 
-    pub(super) fn note_damaged(&self, seq: u64, pack: u32, offset: u64) {
-        self.damaged.lock().insert(seq, (pack, offset));
+    pub(super) fn note_damaged(&self, seq: u64, pack: u32, offset: u64, why: &Error) {
+        let unread = Unread {
+            offset,
+            why: why.to_string(),
+            told: false,
+        };
+        self.damaged.lock().insert((seq, pack), unread);
+    }
+
+    /// Forgets what could not be read of a pack of which nothing is served.
+    pub(super) fn forget_damaged(&self, pack: u32) {
+        self.damaged.lock().retain(|(_, p), _| *p != pack);
+    }
+
+    /// Logs what could not be read, once.
+    pub(super) fn tell_damage(&self) {
+        for ((_, pack), unread) in self.damaged.lock().iter_mut().filter(|(_, u)| !u.told) {
+            log::warn!("pack {pack:08x} is damaged at {}: {}", unread.offset, unread.why);
+            unread.told = true;
+        }
     }
 
     /// The error for a node that is not to be found.
     pub(super) fn missing(&self, id: &NodeId) -> Error {
-        match self.damaged.lock().values().next() {
-            Some((pack, at)) => Error::damage(format!(
-                "node {id} is not to be found, and pack {pack:08x} is damaged at {at}"
+        match self.damaged.lock().iter().next() {
+            Some(((_, pack), unread)) => Error::damage(format!(
+                "node {id} is not to be found, and pack {pack:08x} is damaged at {}",
+                unread.offset
             )),
             None => Error::new(Kind::NotFound, format!("no node {id}")),
         }
     }
 
-    fn snapshot(&self, id: &NodeId) -> (Option<Place>, Arc<Vec<Arc<Run>>>) {
+    fn snapshot(&self, id: &NodeId) -> (Option<Found>, Arc<Vec<Arc<Run>>>) {
         let live = self.live.read();
-        (live.table.get(id).map(|e| e.0), live.runs.clone())
+        (live.table.get(id).copied(), live.runs.clone())
     }
 
-    /// Where a node lies. An error is a run that has become bad: heal, and ask again.
-    pub(super) fn find(&self, id: &NodeId) -> Result<Option<Place>> {
-        let (place, runs) = self.snapshot(id);
-        if place.is_some() {
-            return Ok(place);
-        }
-        for run in runs.iter() {
+    /// Where a node lies, if memory or a run that reaches beyond `since` has it. An error is a run that has become bad: heal, and ask
+    /// again.
+    pub(super) fn find_since(&self, id: &NodeId, since: u64) -> Result<Option<Place>> {
+        let (known, runs) = self.snapshot(id);
+        let known = known.filter(|(_, seq)| *seq > since);
+        // Memory is newer than all runs but for what was found again in the place of a bad one.
+        let since = known.map_or(since, |(_, seq)| seq);
+        for run in runs.iter().filter(|r| r.header.last > since) {
             if let Some(place) = run.find(id)? {
                 return Ok(Some(place));
             }
         }
-        Ok(None)
+        Ok(known.map(|(place, _)| place))
     }
 
     /// Every place where a node lies, as far as the runs can be read.
     pub(super) fn all(&self, id: &NodeId) -> Vec<Place> {
-        let (place, runs) = self.snapshot(id);
-        place
+        let (known, runs) = self.snapshot(id);
+        known
+            .map(|(place, _)| place)
             .into_iter()
             .chain(runs.iter().filter_map(|r| r.find(id).ok().flatten()))
             .collect()
@@ -149,13 +184,14 @@ impl Index {
         let wanted = |seq| seq <= last && (all || left_out(seq));
         let mut found = HashMap::new();
         scan(&wanted, &mut |seq, id, place| {
-            put(&mut found, seq, id, place);
+            found.insert(id, (place, seq));
             Ok(())
         })?;
+        self.tell_damage();
         let mut live = self.live.write();
         live.table.retain(|_, (_, seq)| !all || *seq > last);
         for (id, (place, seq)) in found {
-            put(&mut live.table, seq, id, place);
+            live.put(seq, id, place);
         }
         live.runs = Arc::new(good);
         drop(live);
@@ -215,7 +251,7 @@ impl Index {
     /// The spans of `1..=last` that no run covers and that can be covered.
     fn gaps(&self, runs: &[Arc<Run>], last: u64) -> Vec<(u64, u64)> {
         let mut taken: Vec<(u64, u64)> = runs.iter().map(|r| (r.header.first, r.header.last)).collect();
-        taken.extend(self.damaged.lock().keys().map(|s| (*s, *s)));
+        taken.extend(self.damaged.lock().keys().map(|(seq, _)| (*seq, *seq)));
         taken.sort_unstable();
         let (mut gaps, mut next) = (Vec::new(), 1);
         for (first, end) in taken.into_iter().filter(|t| t.0 <= last) {

@@ -412,10 +412,10 @@ impl Journal {
         }
     }
 
-    /// Makes the mark durable, so that the next opening has nothing to find.
-    pub(super) fn sync_mark(&self) -> Result<()> {
+    /// Makes the mark durable, so that the next opening has nothing to find; with `always` even if another process raised it.
+    pub(super) fn sync_mark(&self, always: bool) -> Result<()> {
         let mark = self.mark.read().clone();
-        match mark.filter(|_| self.raised.swap(false, Ordering::Relaxed)) {
+        match mark.filter(|_| self.raised.swap(false, Ordering::Relaxed) || always) {
             Some(file) => file.sync(),
             None => Ok(()),
         }

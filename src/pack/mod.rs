@@ -16,6 +16,9 @@ mod index;
 mod journal;
 pub mod parse;
 mod publish;
+mod retire;
+#[cfg(test)]
+mod retire_tests;
 mod run;
 mod segment;
 mod store;
@@ -23,6 +26,8 @@ mod store;
 mod tests;
 mod writer;
 
+pub use parse::RECORD_OVERHEAD;
+pub use retire::Retiring;
 pub use writer::PackWriter;
 
 use crate::disk::Disk;
@@ -33,6 +38,7 @@ use index::Index;
 use journal::Journal;
 use parking_lot::{Condvar, Mutex};
 use parse::{Pos, StoreId};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -84,10 +90,27 @@ pub struct PackRange {
     pub count: u32,
 }
 
+impl PackRange {
+    /// What says in a journal record that a pack is retired: nothing of it is served any more, and its file may be gone.
+    pub fn retired(pack: u32) -> Self {
+        PackRange {
+            pack,
+            from: parse::PACK_HEADER as u64,
+            to: parse::PACK_HEADER as u64,
+            count: 0,
+        }
+    }
+
+    /// Whether this retires its pack.
+    pub fn is_retired(&self) -> bool {
+        self.count == 0
+    }
+}
+
 /// Receives every durable journal body in sequence order: at open, at refresh, after a publish of this process.
 ///
-/// If `apply` fails, the same record comes again at the next refresh and nothing after it before. It may call `get`, `meta`
-/// and `contains`, which already find the record's nodes, but neither `refresh` nor `publish`.
+/// If `apply` fails, the same record comes again at the next refresh and nothing after it before. It must not call anything of
+/// the store that reads or publishes nodes.
 pub trait Ledger: Send + Sync {
     /// Takes in the record with sequence `seq`.
     fn apply(&self, seq: u64, ranges: &[PackRange], body: &[u8]) -> Result<()>;
@@ -98,7 +121,9 @@ pub trait Ledger: Send + Sync {
 pub struct Sizes {
     /// Bytes of all packs.
     pub packs: u64,
-    /// Of these, the packs' own headers.
+    /// How many packs.
+    pub pack_files: u64,
+    /// Of their bytes, their own headers.
     pub pack_headers: u64,
     /// Bytes of the journal, its copy and the durable mark.
     pub journal: u64,
@@ -143,6 +168,10 @@ pub struct Packs {
     /// Why this instance does not publish any more.
     poisoned: Mutex<Option<String>>,
     idle: Mutex<Vec<writer::OpenPack>>,
+    /// Packs of which nothing is served any more.
+    retired: Mutex<BTreeSet<u32>>,
+    /// What was finished and not published so far, each with the lock that keeps its pack from being retired.
+    finished: Mutex<Vec<(PackRange, writer::PackLock)>>,
 }
 
 #[derive(Clone, Copy)]
@@ -207,24 +236,57 @@ impl Packs {
         Ok(self.lookup(id)?.is_some())
     }
 
+    /// The sequence of the last record that was taken in.
+    pub fn seq(&self) -> u64 {
+        self.applied.lock().pos.seq
+    }
+
+    /// Where a node lies that may have been published in a record after `since`; nothing if it certainly was not.
+    pub fn published_since(&self, id: &NodeId, since: u64) -> Result<Option<Place>> {
+        self.look_up(|| self.index.find_since(id, since))
+    }
+
+    /// Whether the record at a place is the one that counts for its node.
+    pub fn counts(&self, id: &NodeId, place: &Place) -> Result<bool> {
+        Ok(self.lookup(id)?.as_ref() == Some(place))
+    }
+
     /// Reads a node at its place, or if that is damaged at any other place where the node was published too.
     fn with_place<T>(&self, id: &NodeId, read: impl Fn(&Place) -> Result<T>) -> Result<T> {
-        let Some(place) = self.lookup(id)? else {
-            return Err(self.index.missing(id));
-        };
-        match read(&place) {
-            Err(e) if e.kind() == Kind::Damage || e.kind() == Kind::NotFound => {
-                let others = self.index.all(id);
-                let found = others.iter().filter(|p| **p != place).find_map(|p| read(p).ok());
-                found.ok_or_else(|| Error::damage(e.to_string()))
+        loop {
+            let found = self.lookup(id)?;
+            let failed = match &found {
+                None => self.index.missing(id),
+                Some(place) => match read(place) {
+                    Err(e) if matches!(e.kind(), Kind::Damage | Kind::NotFound) => e,
+                    done => return done,
+                },
+            };
+            // Its pack may be gone because what is in it was written anew: then it lies elsewhere now.
+            let gone = match &found {
+                None => failed.kind() == Kind::Damage,
+                Some(_) => failed.kind() == Kind::NotFound,
+            };
+            if gone {
+                self.refresh()?;
+                if self.lookup(id)? != found {
+                    continue;
+                }
             }
-            done => done,
+            let Some(place) = found else { return Err(failed) };
+            let others = self.index.all(id);
+            let other = others.iter().filter(|p| **p != place).find_map(|p| read(p).ok());
+            return other.ok_or_else(|| Error::damage(failed.to_string()));
         }
     }
 
     fn lookup(&self, id: &NodeId) -> Result<Option<Place>> {
+        self.look_up(|| self.index.find_since(id, 0))
+    }
+
+    fn look_up(&self, find: impl Fn() -> Result<Option<Place>>) -> Result<Option<Place>> {
         loop {
-            match self.index.find(id) {
+            match find() {
                 Ok(found) => return Ok(found),
                 Err(e) => self.heal(&e, false)?,
             }
@@ -252,13 +314,15 @@ impl Packs {
 
     /// Hands `add` the nodes of one record. What cannot be read of them is noted as damaged, not an error.
     fn scan_record(&self, seq: u64, ranges: &[PackRange], add: &mut index::Add) -> Result<()> {
-        for range in ranges {
+        for range in ranges.iter().filter(|r| !r.is_retired()) {
+            if self.is_retired(range.pack) {
+                continue;
+            }
             let found = self
                 .files
-                .scan_lossy(range, &mut |id, place| add(seq, id, place))?;
+                .scan_lossy(range, &mut |id, place, _| add(seq, id, place))?;
             if let Some((offset, why)) = found {
-                log::warn!("pack {:08x} is damaged at {offset}: {why}", range.pack);
-                self.index.note_damaged(seq, range.pack, offset);
+                self.index.note_damaged(seq, range.pack, offset, &why);
             }
         }
         Ok(())
@@ -273,9 +337,12 @@ impl Packs {
         }
         self.journal.read(from, end, &mut |record, pos| {
             if !self.index.covers(record.seq) {
-                self.scan_record(record.seq, &record.ranges, &mut |seq, id, place| {
-                    self.index.add(seq, id, place)
+                let mut nodes = Vec::new();
+                self.scan_record(record.seq, &record.ranges, &mut |_, id, place| {
+                    nodes.push((id, place));
+                    Ok(())
                 })?;
+                self.index.add(record.seq, nodes);
             }
             self.apply(pos, &record.ranges, &record.body)?;
             // At open, so that memory stays bounded when the index is lost.
@@ -285,12 +352,14 @@ impl Packs {
             Ok(())
         })?;
         self.applied.lock().pos = end;
+        self.index.tell_damage();
         Ok(end.seq > from.seq)
     }
 
     /// Hands one record to the ledger; `pos` is the place after it.
     fn apply(&self, pos: Pos, ranges: &[PackRange], body: &[u8]) -> Result<()> {
         self.ledger.apply(pos.seq, ranges, body)?;
+        self.let_go(ranges);
         let mut applied = self.applied.lock();
         applied.pos = pos;
         applied.last_pack = ranges.iter().map(|r| r.pack).fold(applied.last_pack, u32::max);
@@ -333,21 +402,42 @@ impl Packs {
         range: &PackRange,
         f: &mut dyn FnMut(NodeId, Place, Meta) -> Result<()>,
     ) -> Result<()> {
-        self.files.scan(range, f)
+        match self.files.scan(range, f) {
+            Err(_) if self.is_gone(range.pack) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// As `scan`, but goes on after damage, and returns the first of it.
+    pub fn scan_lossy(
+        &self,
+        range: &PackRange,
+        f: &mut dyn FnMut(NodeId, Place, Meta) -> Result<()>,
+    ) -> Result<Option<Error>> {
+        let found = self.files.scan_lossy(range, f)?;
+        Ok(found.map(|(at, e)| e.context(format!("pack {:08x} at {at}", range.pack))))
+    }
+
+    /// Reads the record at a place, which may be in a finished range that is not published.
+    pub fn get_at(&self, id: &NodeId, place: &Place) -> Result<Node> {
+        self.files.node(id, place)
     }
 
     /// Reads every record of a finished range and hands `damaged` what fails its checksums.
     pub fn check(&self, range: &PackRange, damaged: &mut dyn FnMut(Error)) {
-        let checked = self.files.scan_lossy(range, &mut |id, place| {
+        let mut found = Vec::new();
+        let checked = self.scan_lossy(range, &mut |id, place, _| {
             if let Err(e) = self.files.node(&id, &place) {
-                damaged(e);
+                found.push(e);
             }
             Ok(())
         });
         match checked {
             Ok(None) => {}
-            Ok(Some((offset, e))) => damaged(e.context(format!("pack {:08x} at {offset}", range.pack))),
-            Err(e) => damaged(e),
+            Ok(Some(e)) | Err(e) => found.push(e),
+        }
+        if !found.is_empty() && !self.is_gone(range.pack) {
+            found.into_iter().for_each(damaged);
         }
     }
 
@@ -375,6 +465,7 @@ impl Packs {
         let nodes = self.applied.lock().nodes;
         Ok(Sizes {
             packs,
+            pack_files: files,
             pack_headers: packs.min(files * parse::PACK_HEADER as u64),
             journal: total("journal")?.0,
             index: total("index")?.0,
@@ -389,6 +480,6 @@ impl Packs {
             Err(e) if store::is_read_only(&e) => {}
             done => done?,
         }
-        self.journal.sync_mark()
+        self.journal.sync_mark(false)
     }
 }

@@ -4,10 +4,10 @@ use super::parse::{self, Pos};
 use super::{PackRange, Packs, Place, store};
 use crate::error::{Error, Kind, Result};
 use crate::id::NodeId;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Makes a record's body when its place in the order is known; sees the bodies of its batch before it.
-type Build = Box<dyn FnOnce(&[Vec<u8>]) -> Result<Vec<u8>> + Send>;
+pub(super) type Build = Box<dyn FnOnce(&[Vec<u8>]) -> Result<Vec<u8>> + Send>;
 
 /// Who waits for a publish, and what came of it.
 #[derive(Default)]
@@ -20,6 +20,8 @@ pub(super) struct Queue {
 
 pub(super) struct Job {
     ticket: u64,
+    /// The last record known when the nodes were chosen, if nobody else may have published any of them since.
+    since: Option<u64>,
     ranges: Vec<PackRange>,
     nodes: Vec<(NodeId, Place)>,
     build: Build,
@@ -43,9 +45,25 @@ impl Packs {
     /// as it was; after a failed fsync this and every later publish of this instance is `Poisoned`.
     pub fn publish(&self, mut ranges: Vec<PackRange>, build: Build) -> Result<u64> {
         ranges.retain(|r| r.count > 0);
+        self.publish_all(ranges, None, build)
+    }
+
+    /// As [`Packs::publish`], but `Changed` if one of the nodes was published by somebody else in a record after `since`.
+    pub fn publish_new(&self, mut ranges: Vec<PackRange>, since: u64, build: Build) -> Result<u64> {
+        ranges.retain(|r| r.count > 0);
+        self.publish_all(ranges, Some(since), build)
+    }
+
+    /// Publishes ranges that hold records, or that retire packs.
+    pub(super) fn publish_all(
+        &self,
+        ranges: Vec<PackRange>,
+        since: Option<u64>,
+        build: Build,
+    ) -> Result<u64> {
         let mut nodes = Vec::new();
-        for range in &ranges {
-            self.scan(range, &mut |id, place, _| {
+        for range in ranges.iter().filter(|r| !r.is_retired()) {
+            self.files.scan(range, &mut |id, place, _| {
                 nodes.push((id, place));
                 Ok(())
             })?;
@@ -55,6 +73,7 @@ impl Packs {
         queue.next += 1;
         queue.waiting.push(Job {
             ticket,
+            since,
             ranges,
             nodes,
             build,
@@ -108,12 +127,17 @@ impl Packs {
         let mut pos = start;
         for Job {
             ticket,
+            since,
             ranges,
             nodes,
             build,
         } in jobs
         {
-            let made = build(&bodies).and_then(|body| {
+            let new = match since {
+                Some(since) => self.are_new(&nodes, since, end.seq, &built),
+                None => Ok(()),
+            };
+            let made = new.and_then(|()| build(&bodies)).and_then(|body| {
                 parse::write_journal(&mut bytes, pos.seq + 1, start.seq + 1, &ranges, &body)?;
                 Ok(body)
             });
@@ -154,15 +178,31 @@ impl Packs {
         } in built
         {
             if pos.seq > self.applied.lock().pos.seq {
-                for (id, place) in nodes {
-                    self.index.add(pos.seq, id, place)?;
-                }
+                self.index.add(pos.seq, nodes);
                 self.apply(pos, &ranges, &body)
                     .map_err(|e| e.context(format!("record {} is durable, but was not taken in", pos.seq)))?;
             }
+            self.finished.lock().retain(|(range, _)| !ranges.contains(range));
             batch.done(ticket, Ok(pos.seq));
         }
         Ok(())
+    }
+
+    /// Fails if one of the nodes is in a record after `since` and up to `end`, or in an earlier one of this batch.
+    fn are_new(&self, nodes: &[(NodeId, Place)], since: u64, end: u64, batch: &[Built]) -> Result<()> {
+        let changed = || Error::new(Kind::Changed, "another process stored some of the same meanwhile");
+        if end > since {
+            for (id, _) in nodes {
+                if self.published_since(id, since)?.is_some() {
+                    return Err(changed());
+                }
+            }
+        }
+        let before: HashSet<&NodeId> = batch.iter().flat_map(|b| &b.nodes).map(|n| &n.0).collect();
+        match nodes.iter().any(|(id, _)| before.contains(id)) {
+            true => Err(changed()),
+            false => Ok(()),
+        }
     }
 
     fn check_poison(&self) -> Result<()> {

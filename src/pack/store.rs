@@ -194,6 +194,8 @@ pub(super) fn open(
         wake: Condvar::new(),
         poisoned: Mutex::new(None),
         idle: Mutex::default(),
+        retired: Mutex::default(),
+        finished: Mutex::default(),
         disk,
     });
     let (end, certain) = find_end(&packs)?;

@@ -20,6 +20,17 @@ pub(super) struct OpenPack {
     len: u64,
     /// Whether its name is durable too.
     named: bool,
+    /// Held while a writer has it, and until what that wrote is published, so that it is not retired meanwhile.
+    lock: Option<PackLock>,
+}
+
+/// Keeps a pack from being retired.
+pub(super) type PackLock = Arc<dyn Send + Sync>;
+
+impl OpenPack {
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
 }
 
 /// Appends nodes to a pack of its own.
@@ -45,8 +56,7 @@ struct Pending {
 
 impl PackWriter {
     pub(super) fn new(packs: &Arc<Packs>) -> Result<Self> {
-        let idle = packs.idle.lock().pop();
-        let pack = match idle {
+        let pack = match used_pack(packs)? {
             Some(pack) => pack,
             None => new_pack(packs)?,
         };
@@ -193,6 +203,9 @@ impl PackWriter {
         }
         pack.named = true;
         pack.len = self.end;
+        if let Some(lock) = &pack.lock {
+            self.packs.finished.lock().push((range, lock.clone()));
+        }
         keep(&self.packs, pack);
         Ok(range)
     }
@@ -205,9 +218,35 @@ fn check(pending: &Pending) -> Result<()> {
     }
 }
 
-fn keep(packs: &Packs, pack: OpenPack) {
+fn keep(packs: &Packs, mut pack: OpenPack) {
     if pack.len < packs.limits.pack {
+        pack.lock = None;
         packs.idle.lock().push(pack);
+    }
+}
+
+/// A pack of this process that no writer has, unless it was retired meanwhile: the lock is taken first, then the journal asked,
+/// and whoever retires a pack does it the other way round.
+fn used_pack(packs: &Packs) -> Result<Option<OpenPack>> {
+    loop {
+        let Some(mut pack) = packs.idle.lock().pop() else {
+            return Ok(None);
+        };
+        let finished = packs.finished.lock();
+        let held = finished.iter().find(|f| f.0.pack == pack.number);
+        let held = held.map(|(_, lock)| lock.clone());
+        drop(finished);
+        pack.lock = match held {
+            Some(lock) => Some(lock),
+            None => packs.hold(&[pack.number])?.into_lock().map(Arc::from),
+        };
+        if pack.lock.is_none() {
+            continue; // it is being retired, or gone
+        }
+        packs.refresh()?;
+        if !packs.is_retired(pack.number) {
+            return Ok(Some(pack));
+        }
     }
 }
 
@@ -263,6 +302,7 @@ fn new_pack(packs: &Packs) -> Result<OpenPack> {
                     file,
                     len: 0,
                     named: false,
+                    lock: Some(Arc::from(packs.disk.lock(&packs.path_of(number), false)?)),
                 });
             }
             Err(e) if e.kind() == Kind::Exists => {}

@@ -39,12 +39,12 @@ impl NodeSource for Packs {
 }
 
 /// A chain longer than this is damage: no version of zspace writes one.
-const MAX_CHAIN: usize = 64;
+pub const MAX_CHAIN: usize = 64;
 /// A node whose base is made of several chunks is the root of its chain, and each of them has a chain of its own. So often may
 /// that be so one within the other …
-pub const MAX_NESTED: usize = 3;
-/// … and so many nodes may be read in all.
-pub const MAX_NODES: usize = 256;
+const MAX_NESTED: usize = 3;
+/// … and so many nodes may be read in all. The depths that commit and repack allow keep well within both.
+pub const MAX_NODES: usize = 1024;
 
 /// What was done since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -18,6 +18,8 @@ pub struct Stats {
     pub packs: u64,
     /// Of the packs, what no version has: left by commits that were interrupted or given up.
     pub unused: u64,
+    /// Of the packs, records whose nodes were written again since: `repack` gives their space back.
+    pub superseded: u64,
     /// Of these, the journal.
     pub journal: u64,
     /// Of these, the index, which can be made again.
@@ -61,7 +63,7 @@ pub struct CodecStats {
 }
 
 impl Store {
-    /// Adds up what the store holds. Reads the head of every record.
+    /// Adds up what the store holds. Reads the head of every record, and looks up whether it counts.
     pub fn stats(&self) -> Result<Stats> {
         let parts = &self.0.parts;
         let mut s = Stats::default();
@@ -83,10 +85,14 @@ impl Store {
         }
         let mut codecs: BTreeMap<(u8, u8), CodecStats> = BTreeMap::new();
         for range in parts.history.ranges() {
-            parts.packs.scan(&range, &mut |_, _, m| {
+            parts.packs.scan(&range, &mut |id, place, m| {
                 let Some(kind) = NodeKind::from_tag(m.kind) else {
                     return Ok(());
                 };
+                if !parts.packs.counts(&id, &place)? {
+                    s.superseded += u64::from(m.stored_len);
+                    return Ok(());
+                }
                 let meta = NodeMeta::decode(kind, &m.meta)?;
                 let c = codecs
                     .entry((m.kind, meta.codec.tag()))

@@ -7,6 +7,7 @@ mod golden;
 mod history;
 mod inputs;
 mod relatives;
+mod repack;
 mod roundtrip;
 
 use super::*;

@@ -1,0 +1,90 @@
+//! Gives up packs of which little is served any more, or that are small: what counts of them is copied into new ones.
+
+use super::UNIT;
+use super::survey::is_local;
+use super::table::{Row, Use};
+use super::unit::Repack;
+use crate::error::Result;
+use crate::pack::{PackRange, PackWriter, Retiring};
+use std::collections::BTreeMap;
+
+/// Packs below this are worth being made one.
+const SMALL: u64 = 64 << 20;
+/// A pack is given up when at least one part in so many of it does not count any more.
+const DEAD: u64 = 8;
+
+impl Repack<'_> {
+    /// Gives up packs; when it is to `stop`, only those of which nothing counts.
+    pub(super) fn gather(&mut self, stop: &dyn Fn() -> bool) -> Result<()> {
+        if self.dry_run {
+            return Ok(());
+        }
+        self.parts.packs.clean_retired();
+        let mut wanted = self.wanted(stop());
+        while !wanted.is_empty() {
+            let mut batch = Vec::new();
+            let mut bytes = 0;
+            while let Some((pack, used)) = wanted.pop_first() {
+                // One that was copied into meanwhile stays.
+                if self.own.contains(&pack) {
+                    continue;
+                }
+                batch.push(pack);
+                bytes += used.live;
+                if bytes >= UNIT {
+                    break;
+                }
+            }
+            let held = self.parts.packs.hold(&batch)?;
+            self.report.busy += (batch.len() - held.packs().len()) as u64;
+            self.publish(Vec::new(), held)?;
+            if stop() {
+                wanted.retain(|_, used| used.live == 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Packs to give up, and what is in them.
+    fn wanted(&self, only_empty: bool) -> BTreeMap<u32, Use> {
+        let mut uses = self.table.uses();
+        uses.retain(|pack, used| {
+            used.published > 0 && !self.table.keep.contains(pack) && !self.own.contains(pack)
+        });
+        let small = uses.values().filter(|u| u.published < SMALL).count() + self.own.len();
+        uses.retain(|_, used| {
+            let dead = used.published.saturating_sub(used.live);
+            used.live == 0
+                || !only_empty && (dead * DEAD >= used.published || used.published < SMALL && small > 1)
+        });
+        uses
+    }
+
+    /// Copies what counts of packs into a new one; its range, if there was anything. A pack of which something cannot be read is
+    /// one to keep from then on.
+    pub(super) fn copy_out(&mut self, held: &Retiring) -> Result<Option<PackRange>> {
+        let wanted =
+            |r: &&Row| held.packs().contains(&r.place.pack) && !self.table.keep.contains(&r.place.pack);
+        let mut rows: Vec<Row> = self.table.rows.iter().filter(wanted).copied().collect();
+        rows.sort_unstable_by_key(|r| (r.place.pack, r.place.offset));
+        let mut writer: Option<PackWriter> = None;
+        for row in rows {
+            match self.parts.packs.get_at(&row.id, &row.place) {
+                Ok(node) => {
+                    let writer = match &mut writer {
+                        Some(w) => w,
+                        None => writer.insert(self.parts.packs.writer()?),
+                    };
+                    writer.append(node.kind, &row.id, &node.meta, &node.payload)?;
+                    self.report.moved += 1;
+                }
+                Err(e) if is_local(e.kind()) => {
+                    self.report.damage.push(e.to_string());
+                    self.table.keep.insert(row.place.pack);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        writer.map(PackWriter::finish).transpose()
+    }
+}
