@@ -50,6 +50,13 @@ fn all() -> Vec<Golden> {
     let moved = move |i: u64| f32(i) + nearly(i);
     let rare =
         move |i: u64| bf16(i) + u64::from(i == 3 || i == 4) + 2 * u64::from(i == 400) - u64::from(i == 1000);
+    // f16 of every kind, and the same as f32.
+    let f16 = |i: u64| {
+        let bits = [0, 1, 0x3ff, 0x400, 0x3c01, 0x7bff, 0x7c00, 0x7e01, 0x8000, 0xfc00][i as usize % 10]
+            ^ (i / 10) << 15;
+        let wide = half::f16::from_bits(bits as u16).to_f32().to_bits();
+        (bits, u64::from(wide))
+    };
     // A step of equal size for all, and one that changes the sign.
     let stepped = move |i: u64| match bf16(i) {
         x if i == 9 => x ^ 0x8000,
@@ -74,6 +81,9 @@ fn all() -> Vec<Golden> {
         golden(Codec::XorPlanes, Number::I16, &elements(9, 2, b"", |i| i ^ 0x100), &elements(9, 2, b"", |i| i), "01010100"),
         golden(Codec::XorPlanes, f, &elements(200, 4, b"ab", moved), &elements(200, 4, b"cd", f32), "010001000100023800009d010024020600fc0006003a000c007a0006000c0006000a001c000a0006001c0006001c0006001050020028433967284339672843596162"),
         golden(Codec::ZstdRef, Number::Bytes, later, names, "0000f5000060737465702034303a303031310700a010902e2912a0b8a86400719b985c"),
+        golden(Codec::Rounded, b, &elements(10, 2, b"", |i| 0x3f81 + i), &elements(15, 4, b"", |i| (0x3f80 + i - if i < 8 { 1 } else { 3 }) << 16 | 0x7fff), "0702041420140501000102"),
+        golden(Codec::Widened, f, &elements(10, 4, b"", |i| ((bf16(i) & 0x7fff) << 16) + 3), &elements(10, 2, b"", |i| bf16(i) & 0x7fff), "06010014050100010001000106"),
+        golden(Codec::Widened, f, &elements(20, 4, b"", |i| f16(i).1), &elements(20, 2, b"", |i| f16(i).0), "0501002804"),
         golden(Codec::DiffSparse, b, &elements(1001, 2, b"x", rare), &elements(1001, 2, b"y", bf16), "0407000300ff8cffff590100000102030278"),
         golden(Codec::DiffSparse, f, &elements(900, 4, b"", moved), &elements(900, 4, b"", f32), "4a4a02150000850000380008110811080802008d7940e26204010001000100022600000d0100a24407850211218b10e8b98b16769981d6332ec2d053067ad84506bb67a0081b00"),
         golden(Codec::DiffBuckets, b, &elements(1001, 2, b"x", rare), &elements(1001, 2, b"y", bf16), "0000017e8100ee000fe907006f030520d80fa915c86101004a241b03c8610100c86101008a801e03c8610100c8610100002000040400000802000000040000080200000001000000010000000100000001000078"),

@@ -17,11 +17,17 @@ mod plain;
 mod plane;
 mod planes;
 mod rans;
+mod recast;
+mod related;
+mod rounded;
 mod scratch;
 mod sparse;
 #[cfg(test)]
 mod tests;
 mod weights;
+mod widened;
+
+pub use related::Related;
 
 use crate::error::{Error, Result};
 use crate::tensor::Number;
@@ -53,6 +59,10 @@ pub enum Codec {
     DiffSparse = 8,
     /// Differences to the base of order-mapped numbers, in classes of like magnitude of the base.
     DiffBuckets = 9,
+    /// The rounding of a base of wider floats, and what differs from it.
+    Rounded = 16,
+    /// A base of narrower floats widened, and what differs from it.
+    Widened = 17,
 }
 
 /// What an encoder sees.
@@ -73,7 +83,7 @@ struct Job<'a> {
     buf: &'a mut Vec<u8>,
 }
 
-/// One codec: its row in the table, at the index of its number.
+/// One codec: its row in the table.
 struct Row {
     codec: Codec,
     name: &'static str,
@@ -86,7 +96,7 @@ struct Row {
 }
 
 #[rustfmt::skip]
-static ROWS: [Row; 10] = [
+static ROWS: [Row; 12] = [
     Row { codec: Codec::Raw, name: "raw", needs_base: false, encode: plain::encode_raw, decode: plain::decode_raw },
     Row { codec: Codec::Zstd, name: "zstd", needs_base: false, encode: plain::encode_zstd, decode: plain::decode_zstd },
     Row { codec: Codec::Planes, name: "planes", needs_base: false, encode: planes::encode, decode: planes::decode },
@@ -97,6 +107,8 @@ static ROWS: [Row; 10] = [
     Row { codec: Codec::ZstdRef, name: "zstd-ref", needs_base: true, encode: plain::encode_zstd_ref, decode: plain::decode_zstd_ref },
     Row { codec: Codec::DiffSparse, name: "diff-sparse", needs_base: true, encode: sparse::encode, decode: sparse::decode },
     Row { codec: Codec::DiffBuckets, name: "diff-buckets", needs_base: true, encode: buckets::encode, decode: buckets::decode },
+    Row { codec: Codec::Rounded, name: "rounded", needs_base: true, encode: rounded::encode, decode: rounded::decode },
+    Row { codec: Codec::Widened, name: "widened", needs_base: true, encode: widened::encode, decode: widened::decode },
 ];
 
 impl Codec {
@@ -112,15 +124,18 @@ impl Codec {
         Codec::ZstdRef,
         Codec::DiffSparse,
         Codec::DiffBuckets,
+        Codec::Rounded,
+        Codec::Widened,
     ];
 
     fn row(self) -> &'static Row {
-        &ROWS[self as usize]
+        // Numbers have gaps; every codec has its row, as a test makes sure.
+        ROWS.iter().find(|row| row.codec == self).unwrap_or(&ROWS[0])
     }
 
     /// The codec with this number on disk; nothing if a newer version of zspace wrote it.
     pub fn from_tag(tag: u8) -> Option<Codec> {
-        ROWS.get(usize::from(tag)).map(|row| row.codec)
+        ROWS.iter().map(|row| row.codec).find(|codec| codec.tag() == tag)
     }
 
     /// The number on disk.
@@ -136,6 +151,11 @@ impl Codec {
     /// Whether [`decode`] must be given the base's raw bytes.
     pub fn needs_base(self) -> bool {
         self.row().needs_base
+    }
+
+    /// Whether the base may be made of several chunks, one after the other: then it is a tensor of another number.
+    pub fn takes_many(self) -> bool {
+        matches!(self, Codec::Rounded | Codec::Widened)
     }
 }
 
@@ -162,7 +182,20 @@ pub fn encode_as(codec: Codec, raw: &[u8], number: Number, base: Option<&[u8]>) 
     Some(Encoded { codec, payload })
 }
 
-/// Decodes in place: on entry `buf` holds the base's raw bytes (empty if the codec needs none), on success exactly `raw_len` raw bytes.
+/// Encodes `raw` against a tensor of wider or narrower floats that lies in `bases`, as [`Related`] says: with `Rounded` or `Widened`.
+/// Nothing if that is no smaller than `raw`, or than [`encode`] without a base makes it.
+pub fn encode_related(raw: &[u8], number: Number, bases: &[u8], related: &Related) -> Option<Encoded> {
+    let base = Some(bases);
+    related::encode(Input { raw, number, base }, related).filter(|e| e.payload.len() < raw.len())
+}
+
+/// Appends floats converted to `number`, rounded to the nearest (ties to even) where it is the narrower; false if these numbers are
+/// not related.
+pub fn convert(from: Number, bytes: &[u8], number: Number, to: &mut Vec<u8>) -> bool {
+    recast::recast(from, bytes, number, to)
+}
+
+/// Decodes in place: on entry `buf` holds the base's raw bytes (all bases' one after the other, none if the codec needs none), on success exactly `raw_len` raw bytes.
 ///
 /// # Errors
 /// `Damage`, with what is wrong, if the payload is not one that the codec writes for `raw_len` bytes; `buf` is empty then.

@@ -79,7 +79,9 @@ fn ways(plane: &[u8]) -> Vec<Way> {
         }
     };
     let (with_fast, with_huffman) = (size(Effort::Fast), size(Effort::Entropy));
-    let (with_frame, frame) = if with_fast < with_huffman - with_huffman / 64 {
+    // Huffman codes take a bit a byte where the plane is not all the same: runs are better copied.
+    let runs = with_fast < sample.len() / 64;
+    let (with_frame, frame) = if runs || with_fast < with_huffman - with_huffman / 64 {
         (with_fast, fast)
     } else {
         (with_huffman, huffman)

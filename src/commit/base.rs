@@ -1,90 +1,58 @@
-//! Finds the chunk at the same place of the same tensor in an earlier version.
+//! Finds what each chunk of a file is best encoded against: the chunk at the same place of the same tensor in an earlier version,
+//! else one of another tensor that is close (`similar.rs`).
 
 use super::Parts;
+use super::index::Index;
+use super::known::{Known, Plan};
+use super::listing::{FileKey, LARGE, Listing, SMALL};
+use super::relative::Relative;
+use super::similar::Search;
 use crate::error::{Kind, Result};
-use crate::format::Layout;
-use crate::graph::{EntryKind, Manifest, NodeKind, Numbered, Shape, Tree};
-use crate::id::{FileHash, NodeId};
-use crate::pack::Packs;
-use crate::rebuild::Rebuilder;
-use crate::tensor::Number;
-use std::collections::{HashMap, HashSet};
+use crate::format::{Layout, Region, Source};
+use crate::graph::{EntryKind, History, Manifest, NodeKind, Numbered, Tree};
+use crate::id::NodeId;
+use crate::rebuild::{NodeSource, Rebuilder};
+use crate::tensor::{Dtype, Number};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// How many versions back a tensor is looked for: a run that saves model and optimizer as versions of their own needs more
 /// than one.
 pub(super) const ANCESTORS: usize = 16;
-/// Files of one version that are looked at because their path is alike, and because they are large.
-const ALIKE: usize = 64;
-const LARGE: usize = 64;
-/// The same for files that are themselves too small to be worth a long search.
-const SMALL: u64 = 64 << 10;
-const ALIKE_SMALL: usize = 4;
-/// Files that are listed, of all versions together, and files whose chunks are held: what bounds the memory.
+/// How many versions back a tensor of another name is looked for …
+const NEAR: usize = 4;
+/// … and in how many other branches' newest versions.
+const HEADS: usize = 32;
+/// Files that are listed, of all versions together, and regions and chunks of files that are held, once by file and once by name:
+/// what bounds the memory, to some 60 MB each, and the work.
 const LISTED: usize = 300_000;
-const LOADED: usize = 50_000;
+const HELD: usize = 300_000;
 
 /// Names a chunk by the tensors it holds (see `Layout::chunk_keys`).
 pub(super) type ChunkKey = [u8; 16];
 
-/// What earlier versions have to offer as bases.
+/// A version that may have bases, and its files once they are listed.
+struct Place {
+    version: Arc<Numbered>,
+    files: Option<Arc<Listing>>,
+}
+
+/// What earlier versions, and the commit itself, have to offer as bases.
 pub(super) struct Bases {
-    packs: Arc<Packs>,
+    source: Arc<dyn NodeSource>,
     rebuilder: Arc<Rebuilder>,
-    versions: Vec<(Arc<Numbered>, Option<Arc<Listing>>)>,
+    /// Ancestors, the nearest first, then other branches' newest versions, the latest first.
+    versions: Vec<Place>,
+    ancestors: usize,
     listed: usize,
-    loaded: HashMap<FileKey, Arc<Offer>>,
-}
-
-/// A file's hash and length.
-type FileKey = (FileHash, u64);
-
-/// The files of one version, found by path, by likeness, and the largest kind for the rest.
-#[derive(Default)]
-struct Listing {
-    paths: HashMap<Vec<u8>, FileKey>,
-    alike: HashMap<Vec<u8>, Vec<FileKey>>,
-    large: Vec<FileKey>,
-}
-
-impl Listing {
-    fn add(&mut self, path: Vec<u8>, file: FileKey) {
-        let same = self.alike.entry(alike(&path)).or_default();
-        if same.len() < ALIKE {
-            same.push(file);
-        }
-        if file.1 >= SMALL && self.large.len() < LARGE {
-            self.large.push(file);
-        }
-        self.paths.insert(path, file);
-    }
-
-    /// Files worth a look as bases: the same path first, then those alike but for numbers, then large ones.
-    fn candidates(&self, path: &[u8], len: u64) -> Vec<FileKey> {
-        let (near, far) = if len < SMALL {
-            (ALIKE_SMALL, 0)
-        } else {
-            (ALIKE, LARGE)
-        };
-        let alike = self.alike.get(&alike(path)).into_iter().flatten().take(near);
-        let mut seen = HashSet::new();
-        let all = self
-            .paths
-            .get(path)
-            .into_iter()
-            .chain(alike)
-            .chain(self.large.iter().take(far));
-        all.copied().filter(|f| seen.insert(*f)).collect()
-    }
-}
-
-/// What one file of an earlier version has to offer.
-#[derive(Default)]
-struct Offer {
-    chunks: HashMap<ChunkKey, NodeId>,
-    layout: Option<NodeId>,
-    /// The chunk of a file that is one chunk without structure.
-    whole: Option<NodeId>,
+    /// Files of this commit that are stored.
+    own: Listing,
+    loaded: HashMap<FileKey, Arc<Known>>,
+    held: usize,
+    /// By version; none for the commit itself.
+    indexes: HashMap<Option<usize>, Arc<Index>>,
+    /// What the versions' indexes hold.
+    indexed: usize,
 }
 
 /// The bases of one file.
@@ -94,46 +62,114 @@ pub(super) struct FileBases {
     pub(super) chunks: Vec<Option<NodeId>>,
     /// For the layout.
     pub(super) layout: Option<NodeId>,
+    /// By chunk: the tensor of another float width that it may be encoded against.
+    pub(super) relatives: HashMap<usize, Relative>,
+}
+
+/// The versions in which a commit onto `head` looks for bases, and how many of them are ancestors.
+pub(super) fn versions(history: &History, head: Option<crate::id::VersionId>) -> (Vec<Arc<Numbered>>, usize) {
+    let mut versions = history.ancestors(head, ANCESTORS);
+    let ancestors = versions.len();
+    let newest = history.branches().values().filter_map(|b| b.versions.last());
+    let mut others: Vec<_> = newest
+        .filter(|v| versions.iter().all(|a| a.id != v.id))
+        .cloned()
+        .collect();
+    others.sort_by_key(|v| std::cmp::Reverse((v.version.time.seconds, v.version.time.nanos)));
+    versions.extend(others.into_iter().take(HEADS));
+    (versions, ancestors)
 }
 
 impl Bases {
-    pub(super) fn new(parts: &Parts, ancestors: Vec<Arc<Numbered>>) -> Self {
-        let versions = ancestors.into_iter().map(|v| (v, None)).collect();
+    /// Bases in these versions, of which the first `ancestors` are the branch's own. `source` has the nodes of the commit, too.
+    pub(super) fn new(
+        parts: &Parts,
+        source: Arc<dyn NodeSource>,
+        (versions, ancestors): (Vec<Arc<Numbered>>, usize),
+    ) -> Self {
+        let versions = versions.into_iter().map(|version| Place { version, files: None });
         Bases {
-            packs: parts.packs.clone(),
+            source,
             rebuilder: parts.rebuilder.clone(),
-            versions,
+            versions: versions.collect(),
+            ancestors,
             listed: 0,
+            own: Listing::default(),
             loaded: HashMap::new(),
+            held: 0,
+            indexes: HashMap::new(),
+            indexed: 0,
         }
     }
 
-    /// Bases for the chunks of a parsed file at `path` in the new version: of the nearest version that has any.
-    pub(super) fn of_layout(&mut self, path: &[u8], layout: &Layout) -> FileBases {
+    /// Tells of a file of this commit that is stored.
+    pub(super) fn stored(&mut self, path: &[u8], file: FileKey) {
+        if file.1 > 0 && self.own.len() < LISTED {
+            self.own.add(path.to_vec(), file);
+        }
+    }
+
+    /// Bases for the chunks of a parsed file at `path` in the new version, whose bytes `file` reads.
+    pub(super) fn of_layout(&mut self, path: &[u8], layout: &Layout, file: &dyn Source) -> FileBases {
+        self.search(path, layout, file, true)
+    }
+
+    /// The same without relatives.
+    pub(super) fn revisions(&mut self, path: &[u8], layout: &Layout, file: &dyn Source) -> FileBases {
+        self.search(path, layout, file, false)
+    }
+
+    fn search(&mut self, path: &[u8], layout: &Layout, file: &dyn Source, relatives: bool) -> FileBases {
         let keys = layout.chunk_keys();
+        let mut found = self.same_place(path, layout, &keys);
+        let missing = found.chunks.iter().any(Option::is_none);
+        let floats = |r: &Region| matches!(r.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32);
+        let relatives = relatives && layout.regions.iter().any(floats);
+        if layout.len < SMALL || !missing && !relatives {
+            return found;
+        }
+        let (rebuilder, source) = (self.rebuilder.clone(), self.source.clone());
+        let plan = Plan::new(layout);
+        let mut search = Search::new(&rebuilder, &*source, file, &plan, &found);
+        if !relatives {
+            search.without_relatives();
+        }
+        let versions = (0..self.ancestors.min(NEAR)).chain(self.ancestors..self.versions.len());
+        for (i, v) in std::iter::once(None).chain(versions.map(Some)).enumerate() {
+            // What has a base may still be the very rounding of a tensor beside it, or in the version before.
+            if i > 1 {
+                search.orphans_only();
+            }
+            if search.is_done() {
+                break;
+            }
+            search.visit(&self.index(v));
+        }
+        search.finish(&keys, &mut found);
+        found
+    }
+
+    /// The chunks of the same key, of the nearest version that has any.
+    fn same_place(&mut self, path: &[u8], layout: &Layout, keys: &[ChunkKey]) -> FileBases {
         let mut found = FileBases {
             chunks: vec![None; keys.len()],
-            layout: None,
+            ..FileBases::default()
         };
-        for v in 0..self.versions.len() {
-            for file in self.list(v).candidates(path, layout.len) {
-                let offer = self.offer(file);
-                found.layout = found.layout.or(offer.layout);
-                for (slot, key) in found.chunks.iter_mut().zip(&keys).filter(|(s, _)| s.is_none()) {
-                    *slot = offer.chunks.get(key).copied();
+        // Structure alone is alike in many files.
+        let is_tensor: Vec<bool> = layout.chunks.iter().map(|c| c.number != Number::Bytes).collect();
+        for v in 0..self.ancestors.max(1) {
+            for file in self.ancestor(v).candidates(&self.own, path, layout.len) {
+                let known = self.known(file);
+                found.layout = found.layout.or(known.layout);
+                for (slot, key) in found.chunks.iter_mut().zip(keys).filter(|(s, _)| s.is_none()) {
+                    *slot = known.chunk(key);
                 }
                 if found.chunks.iter().all(Option::is_some) {
                     return found;
                 }
             }
-            // Structure alone is alike in many files.
-            let tensors = layout.chunks.iter().map(|c| c.number != Number::Bytes);
-            if found
-                .chunks
-                .iter()
-                .zip(tensors)
-                .any(|(base, tensor)| base.is_some() && tensor)
-            {
+            let mut bases = found.chunks.iter().zip(&is_tensor);
+            if bases.any(|(base, tensor)| base.is_some() && *tensor) {
                 break;
             }
         }
@@ -142,17 +178,26 @@ impl Bases {
 
     /// The base for a small file without structure: the one of a like name before it.
     pub(super) fn of_opaque(&mut self, path: &[u8]) -> Option<NodeId> {
-        (0..self.versions.len()).find_map(|v| {
-            let near = self.list(v).candidates(path, 0);
-            near.into_iter().find_map(|f| self.offer(f).whole)
+        (0..self.ancestors.max(1)).find_map(|v| {
+            let near = self.ancestor(v).candidates(&self.own, path, 0);
+            near.into_iter().find_map(|f| self.known(f).whole())
         })
     }
 
+    /// The files of an ancestor; none where there is none.
+    fn ancestor(&mut self, v: usize) -> Arc<Listing> {
+        if v < self.ancestors {
+            self.list(v)
+        } else {
+            Arc::default()
+        }
+    }
+
     fn list(&mut self, v: usize) -> Arc<Listing> {
-        let Some((version, listed)) = self.versions.get(v) else {
+        let Some(Place { version, files }) = self.versions.get(v) else {
             return Arc::default();
         };
-        if let Some(files) = listed {
+        if let Some(files) = files {
             return files.clone();
         }
         let root = version.version.tree;
@@ -160,9 +205,9 @@ impl Bases {
             log::warn!("no bases from {}: {e}", version.name());
             Listing::default()
         });
-        self.listed += files.paths.len();
+        self.listed += files.len();
         let files = Arc::new(files);
-        self.versions[v].1 = Some(files.clone());
+        self.versions[v].files = Some(files.clone());
         files
     }
 
@@ -170,7 +215,7 @@ impl Bases {
         let mut out = Listing::default();
         let mut dirs = vec![(Vec::new(), root)];
         while let Some((prefix, id)) = dirs.pop() {
-            let tree = Tree::decode(&self.rebuilder.node(&*self.packs, NodeKind::Tree, &id)?)?;
+            let tree = Tree::decode(&self.rebuilder.node(&*self.source, NodeKind::Tree, &id)?)?;
             for e in tree.entries() {
                 let mut path: Vec<u8> = prefix.clone();
                 path.extend_from_slice(&e.name);
@@ -183,79 +228,60 @@ impl Bases {
                     EntryKind::File { .. } | EntryKind::Symlink(_) => {}
                 }
             }
-            if self.listed + out.paths.len() >= LISTED {
+            if self.listed + out.len() >= LISTED {
                 break;
             }
         }
         Ok(out)
     }
 
-    fn offer(&mut self, (hash, len): FileKey) -> Arc<Offer> {
+    fn known(&mut self, (hash, len): FileKey) -> Arc<Known> {
         if let Some(o) = self.loaded.get(&(hash, len)) {
             return o.clone();
         }
-        let offer = Arc::new(self.load(&hash, len).unwrap_or_else(|e| {
+        let id = Manifest::id(&hash, len);
+        let known = Known::load(&self.rebuilder, &*self.source, &id).unwrap_or_else(|e| {
             // A base that cannot be had costs space, not the commit.
             if e.kind() != Kind::NotFound {
                 log::warn!("no bases from file {}: {e}", hash.short());
             }
-            Offer::default()
-        }));
-        if self.loaded.len() >= LOADED {
+            Known::default()
+        });
+        if self.held + known.weight() > HELD {
             self.loaded.clear();
+            self.held = 0;
         }
-        self.loaded.insert((hash, len), offer.clone());
-        offer
+        self.held += known.weight();
+        let known = Arc::new(known);
+        self.loaded.insert((hash, len), known.clone());
+        known
     }
 
-    fn load(&self, hash: &FileHash, len: u64) -> Result<Offer> {
-        let id = Manifest::id(hash, len);
-        let manifest = Manifest::decode(&self.rebuilder.node(&*self.packs, NodeKind::Manifest, &id)?)?;
-        Ok(match manifest.shape {
-            Shape::Opaque(_) => match manifest.chunks[..] {
-                [only] => Offer {
-                    whole: Some(only),
-                    ..Offer::default()
-                },
-                _ => Offer::default(),
-            },
-            Shape::Layout(id) => {
-                let layout = Layout::decode(&self.rebuilder.node(&*self.packs, NodeKind::Layout, &id)?)?;
-                let chunks = layout.chunk_keys().into_iter().zip(manifest.chunks).collect();
-                Offer {
-                    chunks,
-                    layout: Some(id),
-                    whole: None,
-                }
+    /// The large files of a version, or of this commit, by what their regions look like; no more of them than may be held.
+    fn index(&mut self, v: Option<usize>) -> Arc<Index> {
+        let files = match v {
+            Some(v) => self.list(v).large().to_vec(),
+            None => self.own.large().to_vec(),
+        };
+        let mut index = self.indexes.remove(&v).unwrap_or_default();
+        let before = index.weight();
+        // Nobody else has it, so nothing is copied.
+        let grown = Arc::make_mut(&mut index);
+        for file in files.get(grown.seen()..).unwrap_or_default() {
+            if v.is_none() && grown.weight() > HELD / 2 {
+                // The latest files of a commit are the likeliest.
+                *grown = grown.emptied();
             }
-        })
-    }
-}
-
-/// The path with every run of digits made one `#`: `checkpoint-20/model-00001-of-00003` and `checkpoint-40/…` are alike.
-fn alike(path: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(path.len());
-    for b in path {
-        match b {
-            b'0'..=b'9' if out.last() == Some(&b'#') => {}
-            b'0'..=b'9' => out.push(b'#'),
-            _ => out.push(*b),
+            let full = grown.seen() == LARGE || self.indexed + grown.weight() > HELD;
+            if v.is_some() && full {
+                break;
+            }
+            grown.add(self.known(*file));
         }
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn steps_do_not_make_a_path_another() {
-        assert_eq!(alike(b"step-000020.safetensors"), alike(b"step-7.safetensors"));
-        assert_eq!(
-            alike(b"checkpoint-20/model-00001-of-00003"),
-            b"checkpoint-#/model-#-of-#"
-        );
-        assert_ne!(alike(b"a/model.pt"), alike(b"b/model.pt"));
+        if v.is_some() {
+            self.indexed += index.weight() - before;
+        }
+        self.indexes.insert(v, index.clone());
+        index
     }
 }

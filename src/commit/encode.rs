@@ -1,9 +1,10 @@
 //! Encodes nodes on all cores: chooses a base, encodes, decodes again and compares, appends.
 
 use super::Parts;
+use super::relative::Relative;
 use crate::codec::{self, Codec};
 use crate::error::{Error, Kind, Result};
-use crate::graph::{Delta, Manifest, NodeKind, NodeMeta};
+use crate::graph::{Delta, Further, MANY_DEPTH, Manifest, NodeKind, NodeMeta};
 use crate::id::NodeId;
 use crate::pack::{Meta, Node, PackRange, PackWriter, Packs};
 use crate::rebuild::{NodeSource, Rebuilder};
@@ -14,24 +15,39 @@ use std::sync::Arc;
 use std::thread::Scope;
 
 /// Deltas that a rebuild may have to apply.
-pub(super) const MAX_DEPTH: u8 = 32;
+const MAX_DEPTH: u8 = 32;
 /// A rebuild reads at most this many times the chunk's raw size …
 const MAX_COST: u64 = 3;
 /// … and a base leaves this share of it (a quarter) to what builds on it.
 const LEFT: u64 = 4;
 
+/// What a chunk may be encoded against.
+#[derive(Default)]
+pub(super) struct Against {
+    /// The chunk at its place in an earlier version.
+    pub(super) previous: Option<NodeId>,
+    /// The tensor that it is the rounding of, or that is the rounding of it.
+    pub(super) relative: Option<Relative>,
+}
+
 /// A chunk to encode; its id, or why there is none, is sent back with its place.
 pub(super) struct Job {
     pub(super) raw: Vec<u8>,
     pub(super) number: Number,
-    pub(super) previous: Option<NodeId>,
+    pub(super) against: Against,
     pub(super) place: usize,
     pub(super) reply: Sender<(usize, Result<NodeId>)>,
 }
 
-/// Whether a chain may have so many deltas, and read so many payload bytes for a node of `raw_len` bytes.
-pub(super) fn within_bounds(depth: u8, cost: u64, raw_len: u32) -> bool {
-    depth <= MAX_DEPTH && cost <= MAX_COST * u64::from(raw_len)
+/// Whether a chain that ends in a node of this codec and of `raw_len` bytes may have such a depth and read so many payload bytes. One
+/// that takes many bases may follow a chain that is as long as there may be, and bases that are twice as long.
+pub(super) fn within_bounds(codec: Codec, depth: u8, cost: u64, raw_len: u32) -> bool {
+    let (depth_over, cost_over) = if codec.takes_many() {
+        (MANY_DEPTH, 2)
+    } else {
+        (0, 1)
+    };
+    depth <= MAX_DEPTH + depth_over && cost <= MAX_COST * cost_over * u64::from(raw_len)
 }
 
 /// Encodes against the nodes of a source; by default those of one commit: what it appends, and all that was there before.
@@ -97,11 +113,11 @@ pub(super) fn start_workers<'s>(
                 let Job {
                     raw,
                     number,
-                    previous,
+                    against,
                     place,
                     reply,
                 } = job;
-                let work = || encoder.chunk(&raw, number, previous);
+                let work = || encoder.chunk(&raw, number, &against);
                 let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
                 let result = result.unwrap_or_else(|_| Err(Error::new(Kind::Io, "an encoder failed")));
                 // Nobody listens any more when the file was given up.
@@ -137,10 +153,17 @@ impl Encoder {
             .finish()
     }
 
-    /// Stores a chunk unless it is there. `previous` is the chunk at its place in an earlier version.
-    pub(super) fn chunk(&self, raw: &[u8], number: Number, previous: Option<NodeId>) -> Result<NodeId> {
+    /// Stores a chunk unless it is there.
+    pub(super) fn chunk(&self, raw: &[u8], number: Number, against: &Against) -> Result<NodeId> {
+        // What follows a relative needs no previous chunk, unless all else fails.
+        if let Some(previous) = against.previous
+            && against.relative.is_none()
+            && self.unchanged(&previous, raw)?
+        {
+            return Ok(previous);
+        }
         let id = NodeId(crate::id::Domain::Chunk.hash(raw));
-        self.store(NodeKind::Chunk, id, raw, number, previous)?;
+        self.store(NodeKind::Chunk, id, raw, number, against)?;
         Ok(id)
     }
 
@@ -152,24 +175,40 @@ impl Encoder {
         raw: &[u8],
         previous: Option<NodeId>,
     ) -> Result<()> {
-        self.store(kind, id, raw, Number::Bytes, previous)
+        let against = Against {
+            previous,
+            relative: None,
+        };
+        self.store(kind, id, raw, Number::Bytes, &against)
     }
 
-    fn store(
-        &self,
-        kind: NodeKind,
-        id: NodeId,
-        raw: &[u8],
-        number: Number,
-        previous: Option<NodeId>,
-    ) -> Result<()> {
+    fn store(&self, kind: NodeKind, id: NodeId, raw: &[u8], number: Number, against: &Against) -> Result<()> {
         let known = self.source.contains(&id)?;
         if known && self.reads_back(kind, id, raw)? {
             return Ok(());
         }
         // What replaces a damaged copy stands alone: its own chain may lead through the damage, or back to itself.
-        let (meta, payload) = self.best(kind, raw, number, previous.filter(|_| !known))?;
+        let alone = Against::default();
+        let against = if known { &alone } else { against };
+        let (meta, payload) = self.best(kind, raw, number, against)?;
         self.source.append(kind, &id, &meta, &payload)
+    }
+
+    /// Whether the chunk is the previous one, without hashing it: where that one would be the base, it has to be rebuilt anyway.
+    fn unchanged(&self, previous: &NodeId, raw: &[u8]) -> Result<bool> {
+        let base = self.base(NodeKind::Chunk, *previous)?;
+        if base.is_none_or(|b| b.id != *previous) {
+            return Ok(false);
+        }
+        // What is in memory already says nothing of the copy in the packs, which may have been damaged since.
+        let remembered = self.rebuilder.expects(previous);
+        match self.rebuilder.chunk(&*self.source, previous) {
+            Ok(there) if **there != *raw => Ok(false),
+            Ok(_) if remembered => self.reads_back(NodeKind::Chunk, *previous, raw),
+            Ok(_) => Ok(true),
+            Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     /// Whether a node that is there reads back as these bytes. One that does not is appended again: a commit must not be
@@ -194,14 +233,14 @@ impl Encoder {
 }
 
 impl<S: NodeSource> Encoder<S> {
-    /// How a node is stored: against a base on the chain of `previous`, as the chain policy says, or alone where that is smaller
-    /// or where there is none. It was decoded again, and compared.
+    /// How a node is stored: against its relative, or a base on the chain of the previous node, as the chain policy says, or alone where
+    /// that is smaller or where there is neither. It was decoded again, and compared.
     pub(super) fn best(
         &self,
         kind: NodeKind,
         raw: &[u8],
         number: Number,
-        previous: Option<NodeId>,
+        against: &Against,
     ) -> Result<(NodeMeta, Vec<u8>)> {
         let too_long = || {
             Error::new(
@@ -213,28 +252,35 @@ impl<S: NodeSource> Encoder<S> {
             .ok()
             .filter(|n| *n <= kind.max_len())
             .ok_or_else(too_long)?;
-        if let Some(base) = previous.map(|p| self.base(kind, p)).transpose()?.flatten() {
-            match self.against(kind, &base, raw, number, raw_len) {
-                Ok(Some(best)) => return Ok(best),
-                Ok(None) => {}
-                // A base that is gone or damaged costs space, not the commit.
-                Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
-                    log::warn!("cannot use a base: {e}")
-                }
-                Err(e) => return Err(e),
-            }
+        let mut found = match &against.relative {
+            Some(relative) => usable(self.against_relative(relative, raw, number, raw_len))?,
+            None => None,
+        };
+        // Of the very rounding next to nothing is left: nothing else is as small.
+        if found.as_ref().is_none_or(|f| f.1.len() > raw.len() / 64)
+            && let Some(previous) = against.previous
+            && let Some(base) = self.base(kind, previous)?
+        {
+            let delta = usable(self.against(kind, &base, raw, number, raw_len))?;
+            found = found.into_iter().chain(delta).min_by_key(|f| f.1.len());
         }
-        let mut encoded = codec::encode(raw, number, None);
+        Ok(found.unwrap_or_else(|| self.alone(raw, number, raw_len)))
+    }
+
+    /// The bytes without a base.
+    fn alone(&self, raw: &[u8], number: Number, raw_len: u32) -> (NodeMeta, Vec<u8>) {
+        let encoded = codec::encode(raw, number, None);
         let mut meta = NodeMeta {
             codec: encoded.codec,
             number,
             raw_len,
             delta: None,
         };
-        if !self.proves(&meta, &encoded.payload, raw, None) {
-            (meta.codec, encoded.payload) = (Codec::Raw, raw.to_vec());
+        if self.proves(&meta, &encoded.payload, raw, None) {
+            return (meta, encoded.payload);
         }
-        Ok((meta, encoded.payload))
+        meta.codec = Codec::Raw;
+        (meta, raw.to_vec())
     }
 
     /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.
@@ -252,11 +298,12 @@ impl<S: NodeSource> Encoder<S> {
         };
         let encoded = codec::encode(raw, number, Some(&base_raw));
         let cost = base.cost + encoded.payload.len() as u64;
-        if encoded.codec.needs_base() && !within_bounds(base.depth + 1, cost, raw_len) {
+        if encoded.codec.needs_base() && !within_bounds(encoded.codec, base.depth + 1, cost, raw_len) {
             return Ok(None);
         }
         let delta = Delta {
             base: base.id,
+            further: Further::default(),
             depth: base.depth + 1,
             revision: base.revision,
             cost,
@@ -274,7 +321,7 @@ impl<S: NodeSource> Encoder<S> {
     }
 
     /// Whether the payload decodes to the raw bytes. If not, a codec is at fault: the bytes are stored another way.
-    fn proves(&self, meta: &NodeMeta, payload: &[u8], raw: &[u8], base: Option<&[u8]>) -> bool {
+    pub(super) fn proves(&self, meta: &NodeMeta, payload: &[u8], raw: &[u8], base: Option<&[u8]>) -> bool {
         let mut buf = base.map(<[u8]>::to_vec).unwrap_or_default();
         let done = codec::decode(meta.codec, meta.number, payload, raw.len(), &mut buf);
         let ok = done.is_ok() && buf == raw;
@@ -301,6 +348,10 @@ impl<S: NodeSource> Encoder<S> {
             if meta.0.revision() <= target && delta.depth < MAX_DEPTH && delta.cost <= most - most / LEFT {
                 break;
             }
+            // Below a relative the chain goes on with chunks of other numbers.
+            if meta.0.codec.takes_many() {
+                return Ok(None);
+            }
             at = delta.base;
             match self.meta_of(kind, &at)? {
                 // A chain that does not end is damage.
@@ -318,7 +369,7 @@ impl<S: NodeSource> Encoder<S> {
     }
 
     /// A node's meta and payload length; none for what is not there or of another kind.
-    fn meta_of(&self, kind: NodeKind, id: &NodeId) -> Result<Option<(NodeMeta, u32)>> {
+    pub(super) fn meta_of(&self, kind: NodeKind, id: &NodeId) -> Result<Option<(NodeMeta, u32)>> {
         match self.source.meta(id) {
             Ok(m) if m.kind == kind as u8 => Ok(Some((NodeMeta::decode(kind, &m.meta)?, m.payload_len))),
             Ok(_) => Ok(None),
@@ -329,6 +380,17 @@ impl<S: NodeSource> Encoder<S> {
             }
             Err(e) => Err(e),
         }
+    }
+}
+
+/// What was encoded, if its base can be had: one that is gone or damaged costs space, not the commit.
+fn usable<T>(encoded: Result<Option<T>>) -> Result<Option<T>> {
+    match encoded {
+        Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
+            log::warn!("cannot use a base: {e}");
+            Ok(None)
+        }
+        done => done,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Commits one file: splits it, streams it once through hash and encoders, and proves the result.
 
-use super::encode::Job;
+use super::encode::{Against, Job};
+use super::listing::SMALL;
 use super::{Commit, base::FileBases};
 use crate::error::{Error, Kind, Result};
 use crate::format::{Cutter, Layout, Source, SpanCrc, Split, crc_spans, split};
@@ -65,8 +66,14 @@ pub(super) fn stamp(m: &Metadata) -> Stamp {
 
 impl Commit<'_> {
     /// Stores the file's content; `path` is its path in the new version. A file that changes meanwhile is read again; the
-    /// metadata are those that go with the bytes.
-    pub(super) fn file(&self, source: &Path, path: &[u8]) -> Result<(FileHash, u64, Metadata)> {
+    /// metadata are those that go with the bytes. With `may_wait`, nothing is stored of a file of 16-bit floats: it should come
+    /// after those beside it, for if they have f32 copies of its tensors, it follows from them.
+    pub(super) fn file(
+        &self,
+        source: &Path,
+        path: &[u8],
+        may_wait: bool,
+    ) -> Result<Option<(FileHash, u64, Metadata)>> {
         let at = |e: Error| e.context(source.display());
         for _ in 0..TRIES {
             // O_NONBLOCK: a FIFO put in the file's place must not hang the commit.
@@ -78,14 +85,16 @@ impl Commit<'_> {
             if !before.is_file() {
                 return Err(at(Error::new(Kind::Changed, "is no regular file any more")));
             }
-            let (hash, len) = match self.try_file(&file, before.len(), path) {
-                Ok(done) => done,
+            let (hash, len) = match self.try_file(&file, before.len(), path, may_wait) {
+                Ok(Some(done)) => done,
+                Ok(None) => return Ok(None),
                 Err(e) if e.kind() == Kind::Changed => continue,
                 Err(e) => return Err(at(e)),
             };
             let after = file.metadata().map_err(|e| at(Error::io("stat", e)))?;
             if stamp(&before) == stamp(&after) {
-                return Ok((hash, len, before));
+                self.bases.lock().stored(path, (hash, len));
+                return Ok(Some((hash, len, before)));
             }
         }
         Err(at(Error::new(
@@ -94,25 +103,34 @@ impl Commit<'_> {
         )))
     }
 
-    fn try_file(&self, file: &File, len: u64, path: &[u8]) -> Result<(FileHash, u64)> {
-        match split(&OpenFile { file, len })? {
-            Split::Parsed(layout) => self.parsed(file, Arc::new(layout), path),
+    fn try_file(
+        &self,
+        file: &File,
+        len: u64,
+        path: &[u8],
+        may_wait: bool,
+    ) -> Result<Option<(FileHash, u64)>> {
+        let source = OpenFile { file, len };
+        match split(&source)? {
+            Split::Parsed(layout) if may_wait && is_narrow(&layout) => Ok(None),
+            Split::Parsed(layout) => self.parsed(&source, Arc::new(layout), path).map(Some),
             Split::Opaque(why) => {
                 log::debug!("{}: stored as it is: {why}", String::from_utf8_lossy(path));
-                self.opaque(file, len, path)
+                self.opaque(file, len, path).map(Some)
             }
         }
     }
 
-    fn parsed(&self, file: &File, layout: Arc<Layout>, path: &[u8]) -> Result<(FileHash, u64)> {
+    fn parsed(&self, file: &OpenFile<'_>, layout: Arc<Layout>, path: &[u8]) -> Result<(FileHash, u64)> {
         let FileBases {
             chunks: bases,
             layout: layout_base,
-        } = self.bases.lock().of_layout(path, &layout);
+            mut relatives,
+        } = self.bases.lock().of_layout(path, &layout, file);
         let mut crc = SpanCrc::new(crc_spans(&layout))?;
         let mut hasher = FileHasher::default();
         let mut open: HashMap<u32, (Vec<u8>, u32)> = HashMap::new();
-        let mut input = BufReader::with_capacity(READ / 4, file);
+        let mut input = BufReader::with_capacity(READ / 4, file.file);
         let (reply, replies) = unbounded();
         for e in &layout.extents {
             let plan = layout
@@ -134,9 +152,12 @@ impl Commit<'_> {
                 && let Some((raw, _)) = open.remove(&e.chunk)
             {
                 let place = e.chunk as usize;
-                let previous = bases.get(place).copied().flatten();
+                let against = Against {
+                    previous: bases.get(place).copied().flatten(),
+                    relative: relatives.remove(&place),
+                };
                 self.advance(raw.len() as u64);
-                self.encode(raw, plan.number, previous, place, &reply)?;
+                self.encode(raw, plan.number, against, place, &reply)?;
             }
         }
         drop(reply);
@@ -180,13 +201,11 @@ impl Commit<'_> {
                 let place = lens.len();
                 lens.push(chunk.len() as u32);
                 self.advance(chunk.len() as u64);
-                self.encode(
-                    chunk.to_vec(),
-                    Number::Bytes,
-                    base.filter(|_| place == 0),
-                    place,
-                    &reply,
-                )
+                let against = Against {
+                    previous: base.filter(|_| place == 0),
+                    relative: None,
+                };
+                self.encode(chunk.to_vec(), Number::Bytes, against, place, &reply)
             };
             let mut buf = vec![0; READ.min(len as usize + 1)];
             // One byte more tells of a file that grows; to follow it could take for ever.
@@ -226,19 +245,19 @@ impl Commit<'_> {
         &self,
         raw: Vec<u8>,
         number: Number,
-        previous: Option<NodeId>,
+        against: Against,
         place: usize,
         reply: &Sender<(usize, Result<NodeId>)>,
     ) -> Result<()> {
         if raw.len() <= 4096 {
-            let result = self.encoder.chunk(&raw, number, previous);
+            let result = self.encoder.chunk(&raw, number, &against);
             let _ = reply.send((place, result));
             return Ok(());
         }
         let job = Job {
             raw,
             number,
-            previous,
+            against,
             place,
             reply: reply.clone(),
         };
@@ -256,6 +275,15 @@ impl Commit<'_> {
         )?;
         Ok((hash, len))
     }
+}
+
+/// Whether a file is worth the wait for others that may have its tensors as f32: most of it is 16-bit floats.
+fn is_narrow(layout: &Layout) -> bool {
+    let narrow = layout
+        .chunks
+        .iter()
+        .filter(|c| matches!(c.number, Number::F16 | Number::BF16));
+    layout.len >= SMALL && narrow.map(|c| u64::from(c.len)).sum::<u64>() > layout.len / 2
 }
 
 /// The chunks' ids in their places, once all encoders have answered.

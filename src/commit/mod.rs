@@ -9,7 +9,13 @@
 mod base;
 mod encode;
 mod file;
+mod index;
+mod known;
+mod listing;
+mod relative;
 mod repack;
+mod sample;
+mod similar;
 mod stamp;
 mod walk;
 
@@ -122,7 +128,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         .first()
         .ok_or_else(|| Error::new(Kind::Usage, "nothing to commit"))?;
     parts.packs.refresh()?;
-    let (ancestors, repacks) = {
+    let (versions, repacks) = {
         let history = parts.history.read();
         // Refuses a tag's name before any work is done.
         let head = history.branch(&request.branch).ok().and_then(|b| b.head());
@@ -132,7 +138,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
                 format!("{:?} is a tag, not a branch", request.branch),
             ));
         }
-        (history.ancestors(head, base::ANCESTORS), history.repacks())
+        (base::versions(&history, head), history.repacks())
     };
     let since = parts.packs.seq();
     let total = match request.progress {
@@ -144,7 +150,7 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
     let encoder = Encoder::new(parts)?;
     let found = std::thread::scope(|scope| {
         let jobs = encode::start_workers(scope, &encoder, parts.threads);
-        let bases = Mutex::new(Bases::new(parts, ancestors));
+        let bases = Mutex::new(Bases::new(parts, encoder.source.clone(), versions));
         let commit = Commit {
             request,
             encoder: &encoder,

@@ -4,9 +4,9 @@
 //! covers the base's and its own payload. So chains end, and are as short and cheap as they say (docs/FORMAT.md, "Repacking").
 
 use super::Parts;
-use super::encode::{Encoder, within_bounds};
+use super::encode::{Against, Encoder, within_bounds};
 use crate::error::{Error, Result};
-use crate::graph::{NodeKind, NodeMeta};
+use crate::graph::{Delta, NodeKind, NodeMeta};
 use crate::id::NodeId;
 use crate::pack::{Meta, Node, PackRange, PackWriter, Packs, Place};
 use crate::rebuild::NodeSource;
@@ -31,19 +31,29 @@ impl Load {
         }
     }
 
-    /// Whether this is true of a delta with such a payload and base.
-    pub(super) fn covers(self, base: Load, payload_len: u32) -> bool {
-        self.depth > base.depth && self.cost >= base.cost.saturating_add(u64::from(payload_len))
+    /// What all of several bases take: the depth of the deepest, and what is read for all.
+    pub(super) fn together(bases: impl IntoIterator<Item = Load>) -> Self {
+        let none = Load { depth: 0, cost: 0 };
+        bases.into_iter().fold(none, |a, b| Load {
+            depth: a.depth.max(b.depth),
+            cost: a.cost.saturating_add(b.cost),
+        })
+    }
+
+    /// Whether this is true of a delta with such a payload and base, that adds `step` to its base's depth.
+    pub(super) fn covers(self, base: Load, payload_len: u32, step: u8) -> bool {
+        u16::from(self.depth) >= u16::from(base.depth) + u16::from(step)
+            && self.cost >= base.cost.saturating_add(u64::from(payload_len))
     }
 }
 
 /// The meta of a delta whose base takes this; nothing if its chain would exceed its bounds.
 pub(super) fn restamped(meta: &NodeMeta, payload_len: u32, base: Load) -> Option<NodeMeta> {
-    let mut meta = *meta;
+    let (mut meta, step) = (*meta, meta.step());
     let delta = meta.delta.as_mut()?;
-    delta.depth = base.depth.checked_add(1)?;
+    delta.depth = base.depth.checked_add(step)?;
     delta.cost = base.cost.checked_add(u64::from(payload_len))?;
-    within_bounds(delta.depth, delta.cost, meta.raw_len).then_some(meta)
+    within_bounds(meta.codec, delta.depth, delta.cost, meta.raw_len).then_some(meta)
 }
 
 /// A record of these finished ranges that are not published.
@@ -127,22 +137,15 @@ pub(super) fn recheck(parts: &Parts, ranges: &[PackRange], since: u64) -> Result
             changed.insert(id, Load::of(&meta, node.payload.len() as u32));
             continue;
         }
-        let base = match (changed.get(&delta.base), source.own.get(&delta.base)) {
-            (Some(load), _) => *load,
-            (None, Some(base)) => Load::of(&base.meta, base.payload_len),
-            (None, None) => {
-                let m = parts.packs.meta(&delta.base)?;
-                Load::of(&NodeMeta::decode(kind_of(m.kind)?, &m.meta)?, m.payload_len)
-            }
-        };
-        if Load::of(&own.meta, own.payload_len).covers(base, own.payload_len) {
+        let base = load_of_bases(&delta, &changed, &source)?;
+        if Load::of(&own.meta, own.payload_len).covers(base, own.payload_len, own.meta.step()) {
             continue;
         }
         let (meta, payload) = match restamped(&own.meta, own.payload_len, base) {
             Some(meta) => (meta, parts.packs.get_at(&id, &own.place)?.payload),
             None => {
                 let raw = parts.rebuilder.node(&*source, own.kind, &id)?;
-                encoder.best(own.kind, &raw, own.meta.number, None)?
+                encoder.best(own.kind, &raw, own.meta.number, &Against::default())?
             }
         };
         let writer = match &mut writer {
@@ -155,6 +158,23 @@ pub(super) fn recheck(parts: &Parts, ranges: &[PackRange], since: u64) -> Result
     writer.map(PackWriter::finish).transpose()
 }
 
+/// What the bases of a delta take, as they are now.
+fn load_of_bases(delta: &Delta, changed: &HashMap<NodeId, Load>, source: &Finished) -> Result<Load> {
+    let load = |id: NodeId| match (changed.get(&id), source.own.get(&id)) {
+        (Some(load), _) => Ok(*load),
+        (None, Some(base)) => Ok(Load::of(&base.meta, base.payload_len)),
+        (None, None) => {
+            let m = source.packs.meta(&id)?;
+            Ok(Load::of(
+                &NodeMeta::decode(kind_of(m.kind)?, &m.meta)?,
+                m.payload_len,
+            ))
+        }
+    };
+    let loads: Vec<Load> = delta.bases().map(load).collect::<Result<_>>()?;
+    Ok(Load::together(loads))
+}
+
 /// The kind of node with this number.
 pub(super) fn kind_of(tag: u8) -> Result<NodeKind> {
     NodeKind::from_tag(tag).ok_or_else(|| Error::damage(format!("is a record of kind {tag}")))
@@ -164,13 +184,14 @@ pub(super) fn kind_of(tag: u8) -> Result<NodeKind> {
 mod tests {
     use super::*;
     use crate::codec::Codec;
-    use crate::graph::Delta;
+    use crate::graph::{Further, MANY_DEPTH};
     use crate::tensor::Number;
 
     #[test]
     fn numbers_follow_the_base_and_stay_within_bounds() {
         let delta = Delta {
             base: NodeId([1; 32]),
+            further: Further::default(),
             depth: 1,
             revision: 7,
             cost: 500,
@@ -189,10 +210,10 @@ mod tests {
             ..delta
         };
         assert_eq!(new.delta, Some(want));
-        assert!(Load::of(&new, 100).covers(base(4, 900), 100));
-        assert!(!Load::of(&meta, 100).covers(base(1, 100), 100));
-        assert!(!Load::of(&meta, 100).covers(base(0, 401), 100));
-        assert!(Load::of(&meta, 100).covers(base(0, 400), 100));
+        assert!(Load::of(&new, 100).covers(base(4, 900), 100, 1));
+        assert!(!Load::of(&meta, 100).covers(base(1, 100), 100, 1));
+        assert!(!Load::of(&meta, 100).covers(base(0, 401), 100, 1));
+        assert!(Load::of(&meta, 100).covers(base(0, 400), 100, 1));
         for (depth, cost) in [(255, 10), (254, 10), (0, 2901), (0, u64::MAX)] {
             assert_eq!(restamped(&meta, 100, base(depth, cost)), None);
         }
@@ -202,5 +223,18 @@ mod tests {
             ..meta
         };
         assert_eq!(restamped(&alone, 100, base(0, 0)), None);
+        // One that takes many bases is deeper, and may cost more.
+        let many = NodeMeta {
+            codec: Codec::Rounded,
+            ..meta
+        };
+        let both = Load::together([base(4, 2000), base(9, 1500)]);
+        assert_eq!(both, base(9, 3500));
+        let new = restamped(&many, 100, both).unwrap();
+        assert_eq!(new.depth(), 9 + MANY_DEPTH);
+        assert!(Load::of(&new, 100).covers(both, 100, new.step()));
+        assert!(!Load::of(&new, 100).covers(base(10, 100), 100, new.step()));
+        assert_eq!(restamped(&many, 100, base(33, 100)), None);
+        assert_eq!(restamped(&many, 100, base(0, 6000)), None);
     }
 }

@@ -21,6 +21,9 @@ struct Frame {
     entry: Entry,
     /// Names still to visit, last first.
     names: Vec<OsString>,
+    /// Names of files that wait until those are visited.
+    waiting: Vec<OsString>,
+    waited: bool,
     done: Vec<Entry>,
 }
 
@@ -63,6 +66,11 @@ impl Walk {
                 });
             };
             frame.done.extend(finished.take());
+            if frame.names.is_empty() && !frame.waiting.is_empty() {
+                frame.names = std::mem::take(&mut frame.waiting);
+                frame.names.reverse();
+                frame.waited = true;
+            }
             if let Some(name) = frame.names.pop() {
                 let source = frame.source.join(&name);
                 let mut path = frame.path.clone();
@@ -150,6 +158,8 @@ impl Walk {
                 path,
                 entry,
                 names,
+                waiting: Vec::new(),
+                waited: false,
                 done: Vec::new(),
             });
             return Ok(None);
@@ -161,12 +171,22 @@ impl Walk {
             );
             return Err(Error::new(Kind::Refused, why));
         }
-        self.file(commit, source, &path, meta, &mut entry)?;
+        // Numbers of links are given in order of names, so those do not wait.
+        let others = |f: &Frame| !f.names.is_empty() || !f.waiting.is_empty();
+        let waits = |f: &&mut Frame| !f.waited && others(f) && meta.nlink() == 1;
+        let frame = stack.last_mut().filter(waits);
+        if !self.file(commit, source, &path, meta, &mut entry, frame.is_some())? {
+            if let (Some(frame), Some(name)) = (frame, source.file_name()) {
+                frame.waiting.push(name.to_owned());
+            }
+            return Ok(None);
+        }
         self.files += 1;
         Ok(Some(entry))
     }
 
-    /// Stores a file, unless it is a further name of one that was stored, and gives the entry what goes with its bytes.
+    /// Stores a file, unless it is a further name of one that was stored, and gives the entry what goes with its bytes. False if
+    /// it should wait, and may.
     fn file(
         &mut self,
         commit: &Commit<'_>,
@@ -174,15 +194,18 @@ impl Walk {
         path: &[u8],
         meta: &Metadata,
         entry: &mut Entry,
-    ) -> Result<()> {
+        may_wait: bool,
+    ) -> Result<bool> {
         let inode = (meta.dev(), meta.ino());
         if let Some((kind, seen)) = self.links.get(&inode)
             && *seen == stamp(meta)
         {
             entry.kind = kind.clone();
-            return Ok(());
+            return Ok(true);
         }
-        let (hash, len, meta) = commit.file(source, path)?;
+        let Some((hash, len, meta)) = commit.file(source, path, may_wait)? else {
+            return Ok(false);
+        };
         (entry.mode, entry.mtime) = mode_and_time(&meta);
         let mut link = 0;
         if meta.nlink() > 1 {
@@ -193,7 +216,7 @@ impl Walk {
         if link > 0 {
             self.links.insert(inode, (entry.kind.clone(), stamp(&meta)));
         }
-        Ok(())
+        Ok(true)
     }
 }
 

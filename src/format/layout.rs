@@ -2,7 +2,6 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::{Dtype, Number, contiguous_strides, elements};
-use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
 /// The longest chunk a layout may plan, in bytes: the codecs' own limit.
@@ -187,54 +186,6 @@ impl Layout {
             return (0, 0);
         };
         (region.offset + t.byte_offset, t.span_len().unwrap_or(0))
-    }
-
-    /// For each chunk, the key of its place: equal for the chunks that hold the same part of the same tensor in
-    /// different files or versions, whatever their paths and file offsets. The first 16 bytes of a SHA-256 over the parts
-    /// the chunk is made of (docs/FORMAT.md, "Places").
-    pub fn chunk_keys(&self) -> Vec<[u8; 16]> {
-        let mut hashers = vec![Sha256::new_with_prefix(b"zspace.place.1\0"); self.chunks.len()];
-        let mut structural = vec![false; self.chunks.len()];
-        let (mut at, mut next) = (0u64, 0usize);
-        for e in &self.extents {
-            let end = at + u64::from(e.len);
-            while at < end {
-                // Empty regions, and those that end here, have nothing more to say.
-                while self.regions.get(next).is_some_and(|r| r.offset + r.len <= at) {
-                    next += 1;
-                }
-                let stop = match self.regions.get(next) {
-                    Some(r) if r.offset <= at => {
-                        let stop = end.min(r.offset + r.len);
-                        hashers[e.chunk as usize].update([1, r.dtype as u8]);
-                        for field in [r.name.len() as u64, at - r.offset, stop - at] {
-                            hashers[e.chunk as usize].update(field.to_le_bytes());
-                        }
-                        hashers[e.chunk as usize].update(&r.name);
-                        stop
-                    }
-                    other => {
-                        structural[e.chunk as usize] = true;
-                        other.map_or(end, |r| end.min(r.offset))
-                    }
-                };
-                at = stop;
-            }
-        }
-        let mut ordinal = 0u64;
-        let mut keys = Vec::with_capacity(hashers.len());
-        for (mut h, structural) in hashers.into_iter().zip(structural) {
-            if structural {
-                h.update([0]);
-                h.update(ordinal.to_le_bytes());
-                ordinal += 1;
-            }
-            let digest: [u8; 32] = h.finalize().into();
-            let mut key = [0; 16];
-            key.copy_from_slice(&digest[..16]);
-            keys.push(key);
-        }
-        keys
     }
 
     /// Checks everything the rest of the program takes for granted about a layout.

@@ -13,7 +13,7 @@ pub use history::{Branch, History, MAIN, now};
 pub use ledger::LiveHistory;
 pub use manifest::{Manifest, Shape};
 pub use names::check_name;
-pub use node::{Delta, NodeKind, NodeMeta};
+pub use node::{Delta, Further, MANY_DEPTH, MAX_BASES, NodeKind, NodeMeta};
 pub use record::{Change, Record};
 pub use tree::{Entry, EntryKind, Timestamp, Tree};
 pub use version::{Numbered, Version};

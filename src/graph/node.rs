@@ -78,20 +78,55 @@ pub struct NodeMeta {
 /// A delta's base and the sums along its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delta {
-    /// The node the delta is against.
+    /// The node the delta is against; the first, where the codec takes many.
     pub base: NodeId,
-    /// Deltas to apply, this one included.
+    /// The others, whose bytes follow the first one's.
+    pub further: Further,
+    /// Deltas to apply, this one included. One that takes many bases counts for [`MANY_DEPTH`] more than the deepest of them.
     pub depth: u8,
     /// Revisions of this chunk since the chain's root.
     pub revision: u32,
-    /// Payload bytes to read for a rebuild, root included.
+    /// Payload bytes to read for a rebuild, roots included.
     pub cost: u64,
+}
+
+impl Delta {
+    /// All bases, in order.
+    pub fn bases(&self) -> impl Iterator<Item = NodeId> {
+        std::iter::once(self.base).chain(self.further.0.iter().map_while(|id| *id))
+    }
+}
+
+/// The bases after the first: at most five, without gaps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Further([Option<NodeId>; MAX_BASES - 1]);
+
+/// What a node that takes many bases adds to their depth: so that not many stand one within the other, and a rebuild's nodes are
+/// bounded by its depth.
+pub const MANY_DEPTH: u8 = 16;
+
+/// The most bases of one node; a record's meta has room for no more.
+pub const MAX_BASES: usize = 6;
+
+impl Further {
+    /// These bases; none if they are too many.
+    pub fn new(ids: &[NodeId]) -> Option<Self> {
+        let mut all = [None; MAX_BASES - 1];
+        let slots = all.get_mut(..ids.len())?;
+        slots.iter_mut().zip(ids).for_each(|(slot, id)| *slot = Some(*id));
+        Some(Further(all))
+    }
 }
 
 impl NodeMeta {
     /// Deltas to apply.
     pub fn depth(&self) -> u8 {
         self.delta.map_or(0, |d| d.depth)
+    }
+
+    /// What the node adds to the depth of its deepest base.
+    pub fn step(&self) -> u8 {
+        if self.codec.takes_many() { MANY_DEPTH } else { 1 }
     }
 
     /// Revisions since the chain's root.
@@ -115,6 +150,12 @@ impl NodeMeta {
                 .varint(u64::from(d.revision))
                 .varint(d.cost)
                 .raw(&d.base.0);
+            if self.codec.takes_many() {
+                w.u8((d.bases().count() - 1) as u8);
+                d.bases().skip(1).for_each(|id| {
+                    w.raw(&id.0);
+                });
+            }
         }
         w.finish()
     }
@@ -133,11 +174,21 @@ impl NodeMeta {
             let depth = r.u8()?;
             let revision =
                 u32::try_from(r.varint()?).map_err(|_| Error::damage("node has a revision out of range"))?;
+            let (cost, base) = (r.varint()?, NodeId(r.id()?));
+            let mut further = Further::default();
+            if codec.takes_many() {
+                let count = usize::from(r.u8()?);
+                let slots = further.0.get_mut(..count);
+                for slot in slots.ok_or_else(|| Error::damage("node has too many bases"))? {
+                    *slot = Some(NodeId(r.id()?));
+                }
+            }
             delta = Some(Delta {
                 depth,
                 revision,
-                cost: r.varint()?,
-                base: NodeId(r.id()?),
+                cost,
+                base,
+                further,
             });
         }
         r.finish()?;
@@ -174,6 +225,7 @@ mod tests {
         for codec in Codec::ALL.iter().copied() {
             let delta = Delta {
                 base: NodeId([9; 32]),
+                further: Further::default(),
                 depth: 3,
                 revision: 300,
                 cost: 1 << 40,
@@ -188,6 +240,34 @@ mod tests {
             assert!(bytes.len() <= 64, "chunks of small models must stay cheap");
             assert_eq!(NodeMeta::decode(NodeKind::Chunk, &bytes).unwrap(), m);
         }
+    }
+
+    #[test]
+    fn several_bases_fit_into_a_record() {
+        let ids: Vec<NodeId> = (0..MAX_BASES as u8).map(|i| NodeId([i; 32])).collect();
+        let delta = Delta {
+            base: ids[0],
+            further: Further::new(&ids[1..]).unwrap(),
+            depth: u8::MAX,
+            revision: u32::MAX,
+            cost: u64::MAX,
+        };
+        assert_eq!(delta.bases().collect::<Vec<_>>(), ids);
+        let m = NodeMeta {
+            codec: Codec::Rounded,
+            number: Number::BF16,
+            raw_len: 16 << 20,
+            delta: Some(delta),
+        };
+        let mut bytes = m.encode();
+        assert!(bytes.len() <= 255, "{}", bytes.len());
+        assert_eq!(NodeMeta::decode(NodeKind::Chunk, &bytes).unwrap(), m);
+        assert_eq!(Further::new(&ids), None);
+        // One more than there may be.
+        let count = bytes.len() - (MAX_BASES - 1) * 32 - 1;
+        bytes[count] += 1;
+        bytes.extend_from_slice(&[7; 32]);
+        assert!(NodeMeta::decode(NodeKind::Chunk, &bytes).is_err());
     }
 
     #[test]

@@ -40,6 +40,11 @@ impl NodeSource for Packs {
 
 /// A chain longer than this is damage: no version of zspace writes one.
 pub const MAX_CHAIN: usize = 64;
+/// A node whose base is made of several chunks is the root of its chain, and each of them has a chain of its own. So often may
+/// that be so one within the other …
+const MAX_NESTED: usize = 3;
+/// … and so many nodes may be read in all. The depths that commit and repack allow keep well within both.
+pub const MAX_NODES: usize = 1024;
 
 /// What was done since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,8 +128,8 @@ impl Rebuilder {
         result
     }
 
-    /// Whether the chunk is in the cache or on its way there.
-    fn expects(&self, id: &NodeId) -> bool {
+    /// Whether the chunk is in the cache or on its way there: asking for it need not read the pack then.
+    pub fn expects(&self, id: &NodeId) -> bool {
         self.cache.lock().contains(id) || self.flights.lock().contains_key(id)
     }
 
@@ -136,32 +141,8 @@ impl Rebuilder {
     }
 
     fn decode(&self, source: &dyn NodeSource, kind: NodeKind, id: &NodeId) -> Result<Vec<u8>> {
-        let mut chain: Vec<(NodeMeta, Vec<u8>)> = Vec::new();
-        let mut buf = Vec::new();
-        let mut next = Some(*id);
-        while let Some(at) = next {
-            if !chain.is_empty()
-                && let Some(hit) = self.cache.lock().get(&at)
-            {
-                buf.extend_from_slice(&hit);
-                break;
-            }
-            if chain.len() == MAX_CHAIN {
-                return Err(Error::damage("chain of deltas does not end"));
-            }
-            let node = source.get(&at)?;
-            if node.kind != kind as u8 {
-                return Err(Error::damage(format!("is a record of kind {}", node.kind)));
-            }
-            let meta = NodeMeta::decode(kind, &node.meta)?;
-            self.read.fetch_add(1, Relaxed);
-            self.read_bytes.fetch_add(node.payload.len() as u64, Relaxed);
-            next = meta.delta.map(|d| d.base);
-            chain.push((meta, node.payload));
-        }
-        for (meta, payload) in chain.iter().rev() {
-            codec::decode(meta.codec, meta.number, payload, meta.raw_len as usize, &mut buf)?;
-        }
+        let mut left = MAX_NODES;
+        let buf = self.apply(source, kind, id, 0, &mut left)?;
         self.rebuilt_bytes.fetch_add(buf.len() as u64, Relaxed);
         match kind.id_of(&buf) {
             Some(real) if real != *id => Err(Error::damage(
@@ -169,6 +150,56 @@ impl Rebuilder {
             )),
             _ => Ok(buf),
         }
+    }
+
+    /// Applies a chain, unverified; one that is `nested` in another may be in the cache. `left` is how many nodes may be read.
+    fn apply(
+        &self,
+        source: &dyn NodeSource,
+        kind: NodeKind,
+        id: &NodeId,
+        nested: usize,
+        left: &mut usize,
+    ) -> Result<Vec<u8>> {
+        let mut chain: Vec<(NodeMeta, Vec<u8>)> = Vec::new();
+        let mut buf = Vec::new();
+        let mut next = Some(*id);
+        while let Some(at) = next {
+            if (nested > 0 || !chain.is_empty())
+                && let Some(hit) = self.cache.lock().get(&at)
+            {
+                buf.extend_from_slice(&hit);
+                break;
+            }
+            if chain.len() == MAX_CHAIN || *left == 0 {
+                return Err(Error::damage("chain of deltas does not end"));
+            }
+            *left -= 1;
+            let node = source.get(&at)?;
+            if node.kind != kind as u8 {
+                return Err(Error::damage(format!("is a record of kind {}", node.kind)));
+            }
+            let meta = NodeMeta::decode(kind, &node.meta)?;
+            self.read.fetch_add(1, Relaxed);
+            self.read_bytes.fetch_add(node.payload.len() as u64, Relaxed);
+            next = match meta.delta {
+                Some(delta) if meta.codec.takes_many() => {
+                    if nested == MAX_NESTED {
+                        return Err(Error::damage("related tensors are nested too deep"));
+                    }
+                    for base in delta.bases() {
+                        buf.append(&mut self.apply(source, kind, &base, nested + 1, left)?);
+                    }
+                    None
+                }
+                delta => delta.map(|d| d.base),
+            };
+            chain.push((meta, node.payload));
+        }
+        for (meta, payload) in chain.iter().rev() {
+            codec::decode(meta.codec, meta.number, payload, meta.raw_len as usize, &mut buf)?;
+        }
+        Ok(buf)
     }
 
     /// Bytes in the cache.

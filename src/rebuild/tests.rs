@@ -1,6 +1,6 @@
 use super::*;
 use crate::codec::Codec;
-use crate::graph::Delta;
+use crate::graph::{Delta, Further};
 use crate::tensor::Number;
 use std::sync::Barrier;
 use std::sync::atomic::AtomicUsize;
@@ -50,6 +50,7 @@ impl Nodes {
         };
         let delta = base.map(|(base, _)| Delta {
             base,
+            further: Further::default(),
             depth: 1,
             revision: 1,
             cost: 1,
@@ -175,4 +176,74 @@ fn the_cache_keeps_to_its_size() {
         r.chunk(&nodes, id).unwrap();
         assert!(r.cached_bytes() <= 10_000);
     }
+}
+
+/// A bf16 node that is the rounding of these, one after the other.
+fn rounded(nodes: &Nodes, raw: &[u8], bases: &[NodeId]) -> NodeId {
+    let id = NodeKind::Chunk.id_of(raw).unwrap();
+    let delta = Delta {
+        base: bases[0],
+        further: Further::new(&bases[1..]).unwrap(),
+        depth: 1,
+        revision: 0,
+        cost: 1,
+    };
+    let meta = NodeMeta {
+        codec: Codec::Rounded,
+        number: Number::BF16,
+        raw_len: raw.len() as u32,
+        delta: Some(delta),
+    };
+    let len = (raw.len() * 2) as u32;
+    let mut payload = crate::bytes::Writer::new();
+    payload
+        .u8(Number::F32.tag())
+        .varint(1)
+        .varint(0)
+        .varint(u64::from(len))
+        .u8(Codec::Same.tag());
+    nodes.map.lock().insert(id, (meta, payload.finish()));
+    id
+}
+
+#[test]
+fn a_base_can_be_made_of_several_chains() {
+    let (nodes, ids) = chain(5);
+    let r = Rebuilder::new(1 << 20, 1);
+    let wide = [
+        r.chunk(&nodes, &ids[2]).unwrap(),
+        r.chunk(&nodes, &ids[4]).unwrap(),
+    ]
+    .map(|c| c.to_vec());
+    let mut raw = Vec::new();
+    codec::convert(Number::F32, &wide.concat(), Number::BF16, &mut raw);
+    let id = rounded(&nodes, &raw, &[ids[2], ids[4]]);
+    for r in [r, Rebuilder::new(0, 1)] {
+        assert!(*r.chunk(&nodes, &id).unwrap() == raw);
+    }
+    // A delta goes on from there.
+    let mut next = raw.clone();
+    next[0] ^= 1;
+    let next_id = nodes.put(&next, Some((id, &raw)));
+    let r = Rebuilder::new(0, 1);
+    assert!(*r.chunk(&nodes, &next_id).unwrap() == next);
+    assert_eq!(r.counters().read, 10);
+}
+
+#[test]
+fn bases_within_bases_come_to_an_end() {
+    let (nodes, ids) = chain(1);
+    let r = Rebuilder::new(0, 1);
+    // Six of itself, and so on for ever.
+    let id = rounded(&nodes, &[1; 2048], &[ids[0]]);
+    let (mut meta, payload) = nodes.map.lock().get(&id).cloned().unwrap();
+    meta.delta = meta.delta.map(|d| Delta {
+        base: id,
+        further: Further::new(&[id; 5]).unwrap(),
+        ..d
+    });
+    nodes.map.lock().insert(id, (meta, payload));
+    let e = r.chunk(&nodes, &id).unwrap_err();
+    assert_eq!(e.kind(), crate::error::Kind::Damage);
+    assert!(nodes.reads.load(Relaxed) <= MAX_NODES);
 }

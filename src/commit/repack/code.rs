@@ -3,13 +3,13 @@
 use super::survey::{Item, is_local};
 use super::table::{NONE, Row, Table};
 use crate::commit::Parts;
-use crate::commit::encode::{Encoder, within_bounds};
-use crate::commit::stamp::Load;
+use crate::commit::encode::{Against, Encoder};
+use crate::commit::stamp::{Load, restamped};
 use crate::error::{Error, Kind, Result};
-use crate::graph::{NodeKind, NodeMeta};
+use crate::graph::{Delta, NodeKind, NodeMeta};
 use crate::id::NodeId;
 use crate::pack::{Meta, Node, PackWriter, Packs};
-use crate::rebuild::{MAX_CHAIN, NodeSource};
+use crate::rebuild::{MAX_NODES, NodeSource};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -147,11 +147,16 @@ impl<'a> Coder<'a> {
             kind => Arc::new(rebuilder.node(packs, kind, &row.id)?),
         };
         let previous = (previous != NONE).then(|| self.table.rows[previous as usize].id);
-        let (mut meta, mut payload) = self.encoder.best(row.kind, &raw, old.number, previous)?;
+        let against = Against {
+            previous,
+            relative: None,
+        };
+        let (mut meta, mut payload) = self.encoder.best(row.kind, &raw, old.number, &against)?;
         if let Some(delta) = meta.delta
             && self.leads_to(row, delta.base)?
         {
-            (meta, payload) = self.encoder.best(row.kind, &raw, old.number, None)?;
+            let alone = Against::default();
+            (meta, payload) = self.encoder.best(row.kind, &raw, old.number, &alone)?;
         }
         let bytes = meta.encode();
         let stored = (crate::pack::RECORD_OVERHEAD + bytes.len() + payload.len()) as u64;
@@ -175,16 +180,15 @@ impl<'a> Coder<'a> {
     }
 
     /// Whether the chain of `from` leads to a node, or does not end.
-    fn leads_to(&self, row: &Row, mut from: NodeId) -> Result<bool> {
-        for _ in 0..MAX_CHAIN {
-            if from == row.id {
+    fn leads_to(&self, row: &Row, from: NodeId) -> Result<bool> {
+        let mut next = vec![from];
+        for _ in 0..MAX_NODES {
+            let Some(at) = next.pop() else { return Ok(false) };
+            if at == row.id {
                 return Ok(true);
             }
-            let meta = NodeMeta::decode(row.kind, &self.encoder.source.meta(&from)?.meta)?;
-            match meta.delta {
-                Some(delta) => from = delta.base,
-                None => return Ok(false),
-            }
+            let meta = NodeMeta::decode(row.kind, &self.encoder.source.meta(&at)?.meta)?;
+            next.extend(meta.delta.iter().flat_map(Delta::bases));
         }
         Ok(true)
     }
@@ -192,9 +196,14 @@ impl<'a> Coder<'a> {
     /// Whether a record is within bounds with its base as it will be.
     fn can_stay(&self, row: &Row, old: &NodeMeta) -> Result<bool> {
         let Some(delta) = old.delta else { return Ok(true) };
-        let base = self.encoder.source.meta(&delta.base)?;
-        let base = Load::of(&NodeMeta::decode(row.kind, &base.meta)?, base.payload_len);
-        let cost = base.cost.saturating_add(u64::from(row.payload_len));
-        Ok(within_bounds(base.depth.saturating_add(1), cost, old.raw_len))
+        let load = |id| {
+            let base = self.encoder.source.meta(&id)?;
+            Ok(Load::of(
+                &NodeMeta::decode(row.kind, &base.meta)?,
+                base.payload_len,
+            ))
+        };
+        let loads: Vec<Load> = delta.bases().map(load).collect::<Result<_>>()?;
+        Ok(restamped(old, row.payload_len, Load::together(loads)).is_some())
     }
 }

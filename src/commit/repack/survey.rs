@@ -7,6 +7,7 @@ use crate::error::{Kind, Result};
 use crate::format::Layout;
 use crate::graph::{EntryKind, History, Manifest, NodeKind, Numbered, Shape, Tree};
 use crate::id::{NodeId, VersionId};
+use crate::rebuild::StoredFile;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -48,7 +49,9 @@ impl<'a> Survey<'a> {
     pub(super) fn version(&mut self, version: &Numbered) {
         let parent = version.version.parents.first().copied();
         let ancestors = self.parts.history.read().ancestors(parent, ANCESTORS);
-        let mut bases = Bases::new(self.parts, ancestors);
+        let source = self.parts.packs.clone();
+        let count = ancestors.len();
+        let mut bases = Bases::new(self.parts, source, (ancestors, count));
         let mut dirs = vec![(Vec::new(), version.version.tree)];
         while let Some((prefix, id)) = dirs.pop() {
             if !self.visit(&id) {
@@ -61,19 +64,23 @@ impl<'a> Survey<'a> {
                     continue;
                 }
             };
+            let mut below = Vec::new();
             for e in tree.entries() {
                 let path = [&prefix[..], &e.name].concat();
                 match &e.kind {
-                    EntryKind::Dir { tree, .. } => dirs.push(([&path[..], b"/"].concat(), *tree)),
+                    EntryKind::Dir { tree, .. } => below.push(([&path[..], b"/"].concat(), *tree)),
                     EntryKind::File { hash, len, .. } if self.visit(&Manifest::id(hash, *len)) => {
                         if let Err(e) = self.file(&mut bases, &path, &Manifest::id(hash, *len)) {
                             let path = String::from_utf8_lossy(&path).into_owned();
                             self.damage.push(format!("{}:{path}: {e}", version.name()));
                         }
+                        bases.stored(&path, (*hash, *len));
                     }
                     _ => {}
                 }
             }
+            // In the order of their names, as a commit does.
+            dirs.extend(below.into_iter().rev());
         }
     }
 
@@ -92,8 +99,11 @@ impl<'a> Survey<'a> {
         let manifest = Manifest::decode(&self.node(NodeKind::Manifest, manifest)?)?;
         match manifest.shape {
             Shape::Layout(id) => {
-                let layout = Layout::decode(&self.node(NodeKind::Layout, &id)?)?;
-                let found = bases.of_layout(path, &layout);
+                let layout = Arc::new(Layout::decode(&self.node(NodeKind::Layout, &id)?)?);
+                let (rebuilder, source) = (&self.parts.rebuilder, self.parts.packs.clone());
+                let chunks = manifest.chunks.clone();
+                let file = StoredFile::new(rebuilder, source, layout.clone(), chunks, Vec::new())?;
+                let found = bases.revisions(path, &layout, &file);
                 self.item(&id, found.layout);
                 for (chunk, previous) in manifest.chunks.iter().zip(found.chunks) {
                     self.item(chunk, previous);

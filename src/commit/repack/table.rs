@@ -2,7 +2,7 @@
 
 use crate::commit::stamp::Load;
 use crate::error::{Error, Kind, Result};
-use crate::graph::{NodeKind, NodeMeta};
+use crate::graph::{Delta, NodeKind, NodeMeta};
 use crate::id::NodeId;
 use crate::pack::{Meta, PackRange, Packs, Place};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,8 +18,10 @@ pub(super) struct Row {
     pub(super) kind: NodeKind,
     pub(super) load: Load,
     pub(super) payload_len: u32,
-    /// The row of the base.
+    /// The row of the base; the first, where there are many.
     pub(super) base: u32,
+    /// What the node adds to the depth of its deepest base.
+    pub(super) step: u8,
 }
 
 /// What is in a pack.
@@ -35,6 +37,8 @@ pub(super) struct Use {
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) rows: Vec<Row>,
+    /// The rows of the further bases of those nodes that have any.
+    further: HashMap<u32, Vec<u32>>,
     /// So many rows are in order of id; the rest are found by `recent`.
     sorted: usize,
     recent: HashMap<NodeId, u32>,
@@ -58,8 +62,8 @@ impl Table {
         found.reverse();
         table.rows = found.iter().map(|f| f.0).collect();
         table.sorted = table.rows.len();
-        for (i, (_, base)) in found.iter().enumerate() {
-            table.rows[i].base = base.and_then(|b| table.find(&b)).unwrap_or(NONE);
+        for (i, (_, delta)) in found.iter().enumerate() {
+            table.note_bases(i as u32, delta.as_ref());
         }
         Ok(table)
     }
@@ -88,17 +92,37 @@ impl Table {
                 }
             });
         }
-        for (i, (_, base)) in places.into_iter().zip(found) {
-            self.rows[i as usize].base = base.and_then(|b| self.find(&b)).unwrap_or(NONE);
+        for (i, (_, delta)) in places.into_iter().zip(found) {
+            self.note_bases(i, delta.as_ref());
         }
         Ok(())
+    }
+
+    fn note_bases(&mut self, i: u32, delta: Option<&Delta>) {
+        let mut rows = delta
+            .into_iter()
+            .flat_map(Delta::bases)
+            .map(|b| self.find(&b).unwrap_or(NONE));
+        let (base, further): (u32, Vec<u32>) = (rows.next().unwrap_or(NONE), rows.collect());
+        self.rows[i as usize].base = base;
+        if further.is_empty() {
+            self.further.remove(&i);
+        } else {
+            self.further.insert(i, further);
+        }
+    }
+
+    /// The rows of all bases of a node; `NONE` for those that are not known.
+    pub(super) fn bases(&self, i: usize) -> impl Iterator<Item = u32> {
+        let further = self.further.get(&(i as u32)).into_iter().flatten().copied();
+        std::iter::once(self.rows[i].base).chain(further)
     }
 
     fn scan(
         &mut self,
         packs: &Packs,
         range: &PackRange,
-        found: &mut Vec<(Row, Option<NodeId>)>,
+        found: &mut Vec<(Row, Option<Delta>)>,
         damaged: &mut dyn FnMut(Error),
     ) -> Result<()> {
         if self.rows.len() + found.len() > NONE as usize - range.count as usize {
@@ -149,7 +173,7 @@ impl Table {
     }
 }
 
-fn read(id: NodeId, place: Place, m: &Meta) -> Result<(Row, Option<NodeId>)> {
+fn read(id: NodeId, place: Place, m: &Meta) -> Result<(Row, Option<Delta>)> {
     let kind = crate::commit::stamp::kind_of(m.kind)?;
     let meta = NodeMeta::decode(kind, &m.meta)?;
     let row = Row {
@@ -159,6 +183,7 @@ fn read(id: NodeId, place: Place, m: &Meta) -> Result<(Row, Option<NodeId>)> {
         load: Load::of(&meta, m.payload_len),
         payload_len: m.payload_len,
         base: NONE,
+        step: meta.step(),
     };
-    Ok((row, meta.delta.map(|d| d.base)))
+    Ok((row, meta.delta))
 }

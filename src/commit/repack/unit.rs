@@ -4,7 +4,7 @@ use super::Repacked;
 use super::survey::is_local;
 use super::table::{NONE, Table};
 use crate::commit::Parts;
-use crate::commit::encode::Encoder;
+use crate::commit::encode::{Against, Encoder};
 use crate::commit::stamp::{Load, restamped};
 use crate::error::{Error, Kind, Result};
 use crate::graph::{Change, NodeMeta, Record};
@@ -152,14 +152,20 @@ impl<'a> Repack<'a> {
     /// what was written, if there was anything.
     fn mend(&self) -> Result<Option<PackRange>> {
         let mut loads: Vec<Load> = self.table.rows.iter().map(|r| r.load).collect();
-        let mut bases: Vec<u32> = self.table.rows.iter().map(|r| r.base).collect();
+        let mut freed = HashSet::new();
         let mut lens: Vec<u32> = self.table.rows.iter().map(|r| r.payload_len).collect();
         let mut hopeless = HashSet::new();
         let mut writer: Option<PackWriter> = None;
         loop {
+            // What all bases of a node take; of one that is not known nothing can be said.
+            let base_of = |i: usize, loads: &[Load]| {
+                let known = |b: &u32| *b != NONE;
+                Load::together(self.table.bases(i).filter(known).map(|b| loads[b as usize]))
+            };
             let holds = |i: usize| {
-                let base = bases[i];
-                base == NONE || loads[i].covers(loads[base as usize], lens[i])
+                self.table.rows[i].base == NONE
+                    || freed.contains(&i)
+                    || loads[i].covers(base_of(i, &loads), lens[i], self.table.rows[i].step)
             };
             let broken = (0..loads.len()).filter(|i| !holds(*i) && !hopeless.contains(i));
             let mut broken: Vec<usize> = broken.collect();
@@ -169,7 +175,7 @@ impl<'a> Repack<'a> {
             broken.sort_by_key(|i| loads[*i].depth);
             for i in broken {
                 let row = &self.table.rows[i];
-                let base = loads[bases[i] as usize];
+                let base = base_of(i, &loads);
                 match self.mended(&writer, i, base) {
                     Ok((meta, payload)) => {
                         let writer = match &mut writer {
@@ -180,7 +186,7 @@ impl<'a> Repack<'a> {
                         lens[i] = payload.len() as u32;
                         loads[i] = Load::of(&meta, lens[i]);
                         if meta.delta.is_none() {
-                            bases[i] = NONE;
+                            freed.insert(i);
                         }
                     }
                     // It cannot be rebuilt as it is: nothing is lost by leaving it.
@@ -211,7 +217,7 @@ impl<'a> Repack<'a> {
             rebuilder: self.parts.rebuilder.clone(),
             source: self.parts.packs.clone(),
         };
-        encoder.best(row.kind, &raw, meta.number, None)
+        encoder.best(row.kind, &raw, meta.number, &Against::default())
     }
 
     /// The report, once everything is done.

@@ -1,10 +1,12 @@
 //! The store as a whole, on a real disk and on a faulty one.
 
+mod bases;
 mod crash;
 mod damage;
 mod golden;
 mod history;
 mod inputs;
+mod relatives;
 mod repack;
 mod roundtrip;
 

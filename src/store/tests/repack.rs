@@ -98,9 +98,13 @@ fn chains_hold(store: &Store) -> u8 {
     let mut deepest = 0;
     for (id, (meta, len)) in &all {
         if let Some(d) = meta.delta {
-            let (base, base_len) = all[&d.base];
-            assert!(d.depth > base.depth(), "{id}: {} on {}", d.depth, base.depth());
-            assert!(d.cost >= base.cost(base_len) + u64::from(*len), "{id}");
+            let mut cost = u64::from(*len);
+            for (base, base_len) in d.bases().map(|b| all[&b]) {
+                let least = base.depth() + meta.step();
+                assert!(d.depth >= least, "{id}: {} on {}", d.depth, base.depth());
+                cost += base.cost(base_len);
+            }
+            assert!(d.cost >= cost, "{id}");
             deepest = deepest.max(d.depth);
         }
     }
@@ -593,5 +597,54 @@ fn a_full_disk_or_a_failing_one_loses_nothing() {
             let _ = store.repack(&RepackRequest::default());
             look(&disk, &format!("{op:?} {nth}"));
         }
+    }
+}
+
+/// Weights that are the rounding of f32 tensors follow these through whatever happens to their chains.
+#[test]
+fn weights_keep_following_their_f32_copy() {
+    let f = Fixture::new();
+    let mut wide = relatives::master(1, 3);
+    let mut files = Vec::new();
+    let (mut models, mut store) = (Vec::new(), again(&f));
+    for i in 0..4 {
+        let bytes = wide.file();
+        store
+            .commit(&request(&f.write("model.safetensors", &bytes)))
+            .unwrap();
+        files.push(bytes);
+        models.push(wide.clone());
+        relatives::step(&mut wide, i + 1);
+    }
+    spoil(&store);
+    for i in [3, 1, 0, 2] {
+        let bytes = relatives::rounded(&models[i], "BF16").file();
+        let done = store
+            .commit(&request(&f.write("model.safetensors", &bytes)))
+            .unwrap();
+        assert!(done.stored * 10 < done.bytes, "{i}: {done:?}");
+        files.push(bytes);
+    }
+    let many = |store: &Store| {
+        let all = chunks(store).into_values();
+        all.filter(|(m, _)| m.codec.takes_many())
+            .map(|(m, _)| m.depth())
+            .max()
+    };
+    assert_eq!(many(&store), Some(16));
+    store.close().unwrap();
+    for round in 0..3 {
+        store = again(&f);
+        let before = bytes_of(f.store.dir());
+        store.repack(&RepackRequest::default()).unwrap();
+        assert!(round > 0 || bytes_of(f.store.dir()) < before * 3 / 4);
+        chains_hold(&store);
+        all_read(&store, &files, &format!("round {round}"));
+        all_good(&store);
+        assert!(many(&store) > Some(16), "{:?}", many(&store));
+        if round == 0 {
+            stretch(&store);
+        }
+        store.close().unwrap();
     }
 }
