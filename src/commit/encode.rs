@@ -156,15 +156,25 @@ impl Encoder {
     /// Stores a chunk unless it is there.
     pub(super) fn chunk(&self, raw: &[u8], number: Number, against: &Against) -> Result<NodeId> {
         // What follows a relative needs no previous chunk, unless all else fails.
-        if let Some(previous) = against.previous
-            && against.relative.is_none()
-            && self.unchanged(&previous, raw)?
-        {
-            return Ok(previous);
-        }
+        let previous = against.previous.filter(|_| against.relative.is_none());
+        // What is in memory already says nothing of the copy in the packs, which may have been damaged since.
+        let remembered = previous.is_some_and(|p| self.rebuilder.expects(&p));
+        let at_hand = previous.map(|p| self.at_hand(p)).transpose()?.flatten();
         let id = NodeId(crate::id::Domain::Chunk.hash(raw));
-        self.store(NodeKind::Chunk, id, raw, number, against)?;
+        if !remembered && at_hand.as_ref().is_some_and(|a| a.0 == id && *a.1 == raw) {
+            return Ok(id);
+        }
+        self.store(NodeKind::Chunk, id, raw, number, against, at_hand)?;
         Ok(id)
+    }
+
+    /// The bytes of the base that follows from the previous chunk, if they can be had.
+    fn at_hand(&self, previous: NodeId) -> Result<Option<AtHand>> {
+        let Some(base) = self.base(NodeKind::Chunk, previous)? else {
+            return Ok(None);
+        };
+        let raw = self.rebuilder.base(&*self.source, &base.id);
+        usable(raw.map(|raw| Some((base.id, raw))))
     }
 
     /// Stores another node unless it is there.
@@ -179,10 +189,18 @@ impl Encoder {
             previous,
             relative: None,
         };
-        self.store(kind, id, raw, Number::Bytes, &against)
+        self.store(kind, id, raw, Number::Bytes, &against, None)
     }
 
-    fn store(&self, kind: NodeKind, id: NodeId, raw: &[u8], number: Number, against: &Against) -> Result<()> {
+    fn store(
+        &self,
+        kind: NodeKind,
+        id: NodeId,
+        raw: &[u8],
+        number: Number,
+        against: &Against,
+        at_hand: Option<AtHand>,
+    ) -> Result<()> {
         let known = self.source.contains(&id)?;
         if known && self.reads_back(kind, id, raw)? {
             return Ok(());
@@ -190,25 +208,8 @@ impl Encoder {
         // What replaces a damaged copy stands alone: its own chain may lead through the damage, or back to itself.
         let alone = Against::default();
         let against = if known { &alone } else { against };
-        let (meta, payload) = self.best(kind, raw, number, against)?;
+        let (meta, payload) = self.best_with(kind, raw, number, against, at_hand)?;
         self.source.append(kind, &id, &meta, &payload)
-    }
-
-    /// Whether the chunk is the previous one, without hashing it: where that one would be the base, it has to be rebuilt anyway.
-    fn unchanged(&self, previous: &NodeId, raw: &[u8]) -> Result<bool> {
-        let base = self.base(NodeKind::Chunk, *previous)?;
-        if base.is_none_or(|b| b.id != *previous) {
-            return Ok(false);
-        }
-        // What is in memory already says nothing of the copy in the packs, which may have been damaged since.
-        let remembered = self.rebuilder.expects(previous);
-        match self.rebuilder.chunk(&*self.source, previous) {
-            Ok(there) if **there != *raw => Ok(false),
-            Ok(_) if remembered => self.reads_back(NodeKind::Chunk, *previous, raw),
-            Ok(_) => Ok(true),
-            Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => Ok(false),
-            Err(e) => Err(e),
-        }
     }
 
     /// Whether a node that is there reads back as these bytes. One that does not is appended again: a commit must not be
@@ -242,6 +243,18 @@ impl<S: NodeSource> Encoder<S> {
         number: Number,
         against: &Against,
     ) -> Result<(NodeMeta, Vec<u8>)> {
+        self.best_with(kind, raw, number, against, None)
+    }
+
+    /// The same, with the bytes of a base that need not be rebuilt.
+    fn best_with(
+        &self,
+        kind: NodeKind,
+        raw: &[u8],
+        number: Number,
+        against: &Against,
+        at_hand: Option<AtHand>,
+    ) -> Result<(NodeMeta, Vec<u8>)> {
         let too_long = || {
             Error::new(
                 Kind::Limit,
@@ -261,7 +274,7 @@ impl<S: NodeSource> Encoder<S> {
             && let Some(previous) = against.previous
             && let Some(base) = self.base(kind, previous)?
         {
-            let delta = usable(self.against(kind, &base, raw, number, raw_len))?;
+            let delta = usable(self.against(kind, &base, raw, number, raw_len, at_hand))?;
             found = found.into_iter().chain(delta).min_by_key(|f| f.1.len());
         }
         Ok(found.unwrap_or_else(|| self.alone(raw, number, raw_len)))
@@ -291,9 +304,11 @@ impl<S: NodeSource> Encoder<S> {
         raw: &[u8],
         number: Number,
         raw_len: u32,
+        at_hand: Option<AtHand>,
     ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
-        let base_raw = match kind {
-            NodeKind::Chunk => self.rebuilder.chunk(&*self.source, &base.id)?,
+        let base_raw = match (kind, at_hand) {
+            (_, Some((id, raw))) if id == base.id => raw,
+            (NodeKind::Chunk, _) => self.rebuilder.chunk(&*self.source, &base.id)?,
             _ => Arc::new(self.rebuilder.node(&*self.source, kind, &base.id)?),
         };
         let encoded = codec::encode(raw, number, Some(&base_raw));
@@ -393,6 +408,9 @@ fn usable<T>(encoded: Result<Option<T>>) -> Result<Option<T>> {
         done => done,
     }
 }
+
+/// A base and its bytes.
+type AtHand = (NodeId, Arc<Vec<u8>>);
 
 struct Base {
     id: NodeId,

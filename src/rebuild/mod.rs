@@ -202,6 +202,17 @@ impl Rebuilder {
         Ok(buf)
     }
 
+    /// A chunk for a delta to be made against: its records' checksums are right, but it is neither hashed nor kept. Were it wrong all
+    /// the same, whoever reads what was made of it would find out by that one's hash.
+    pub fn base(&self, source: &dyn NodeSource, id: &NodeId) -> Result<Arc<Vec<u8>>> {
+        if let Some(hit) = self.cache.lock().get(id) {
+            return Ok(hit);
+        }
+        let raw = self.apply(source, NodeKind::Chunk, id, 0, &mut { MAX_NODES })?;
+        self.rebuilt_bytes.fetch_add(raw.len() as u64, Relaxed);
+        Ok(Arc::new(raw))
+    }
+
     /// Bytes in the cache.
     pub fn cached_bytes(&self) -> u64 {
         self.cache.lock().used()
