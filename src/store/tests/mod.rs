@@ -11,6 +11,8 @@ mod repack;
 mod roundtrip;
 
 use super::*;
+use crate::graph::NodeMeta;
+use std::collections::HashMap;
 use std::fs;
 
 /// A store of its own in a directory that goes with it.
@@ -142,4 +144,40 @@ impl Model {
         }
         [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
     }
+}
+
+/// The metas of all chunks, as a reader finds them.
+pub(super) fn chunks(store: &Store) -> HashMap<NodeId, (NodeMeta, u32)> {
+    let parts = &store.0.parts;
+    let mut all = HashMap::new();
+    for range in parts.history.ranges() {
+        let ids = &mut |id: NodeId, _, m: crate::pack::Meta| {
+            if m.kind == NodeKind::Chunk as u8 {
+                let m = parts.packs.meta(&id)?;
+                all.insert(id, (NodeMeta::decode(NodeKind::Chunk, &m.meta)?, m.payload_len));
+            }
+            Ok(())
+        };
+        parts.packs.scan(&range, ids).unwrap();
+    }
+    all
+}
+
+/// Every record says what its chain takes, or more; the greatest depth.
+pub(super) fn chains_hold(store: &Store) -> u8 {
+    let all = chunks(store);
+    let mut deepest = 0;
+    for (id, (meta, len)) in &all {
+        if let Some(d) = meta.delta {
+            let mut cost = u64::from(*len);
+            for (base, base_len) in d.bases().map(|b| all[&b]) {
+                let least = base.depth() + meta.step();
+                assert!(d.depth >= least, "{id}: {} on {}", d.depth, base.depth());
+                cost += base.cost(base_len);
+            }
+            assert!(d.cost >= cost, "{id}");
+            deepest = deepest.max(d.depth);
+        }
+    }
+    deepest
 }

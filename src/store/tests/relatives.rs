@@ -1,11 +1,12 @@
 //! Weights beside their f32 copy: one follows from the other.
 
 use super::bases::Tensors;
+use super::repack::{again, all_good, all_read, bytes_of, spoil, stretch};
 use super::*;
 use half::{bf16, f16};
 
 /// f32 weights of a small transformer.
-pub(super) fn master(seed: u64, layers: usize) -> Tensors {
+fn master(seed: u64, layers: usize) -> Tensors {
     let mut noise = Noise(seed);
     let mut wide = |bytes: &[u8]| -> Vec<u8> {
         let words = bytes.as_chunks().0.iter();
@@ -19,7 +20,7 @@ pub(super) fn master(seed: u64, layers: usize) -> Tensors {
     Tensors(all.map(|(n, _, b)| (n, "F32", wide(&b))).collect())
 }
 
-pub(super) fn step(model: &mut Tensors, seed: u64) {
+fn step(model: &mut Tensors, seed: u64) {
     let mut noise = Noise(seed);
     for (_, _, bytes) in &mut model.0 {
         for w in bytes.as_chunks_mut().0 {
@@ -32,7 +33,7 @@ pub(super) fn step(model: &mut Tensors, seed: u64) {
     }
 }
 
-pub(super) fn rounded(model: &Tensors, dtype: &'static str) -> Tensors {
+fn rounded(model: &Tensors, dtype: &'static str) -> Tensors {
     let round = |w: &[u8; 4]| match dtype {
         "F16" => f16::from_f32(f32::from_le_bytes(*w)).to_le_bytes(),
         _ => bf16::from_f32(f32::from_le_bytes(*w)).to_le_bytes(),
@@ -211,5 +212,54 @@ fn roundings_of_roundings_can_all_be_read() {
     for branch in store.branches() {
         let versions = store.versions(&branch).unwrap();
         assert_eq!(store.verify(&versions, &mut |_| {}).damage, []);
+    }
+}
+
+/// Weights that are the rounding of f32 tensors follow these through whatever happens to their chains.
+#[test]
+fn weights_keep_following_their_f32_copy() {
+    let f = Fixture::new();
+    let mut wide = master(1, 3);
+    let mut files = Vec::new();
+    let (mut models, mut store) = (Vec::new(), again(&f));
+    for i in 0..4 {
+        let bytes = wide.file();
+        store
+            .commit(&request(&f.write("model.safetensors", &bytes)))
+            .unwrap();
+        files.push(bytes);
+        models.push(wide.clone());
+        step(&mut wide, i + 1);
+    }
+    spoil(&store);
+    for i in [3, 1, 0, 2] {
+        let bytes = rounded(&models[i], "BF16").file();
+        let done = store
+            .commit(&request(&f.write("model.safetensors", &bytes)))
+            .unwrap();
+        assert!(done.stored * 10 < done.bytes, "{i}: {done:?}");
+        files.push(bytes);
+    }
+    let many = |store: &Store| {
+        let all = chunks(store).into_values();
+        all.filter(|(m, _)| m.codec.takes_many())
+            .map(|(m, _)| m.depth())
+            .max()
+    };
+    assert_eq!(many(&store), Some(16));
+    store.close().unwrap();
+    for round in 0..3 {
+        store = again(&f);
+        let before = bytes_of(f.store.dir());
+        store.repack(&RepackRequest::default()).unwrap();
+        assert!(round > 0 || bytes_of(f.store.dir()) < before * 3 / 4);
+        chains_hold(&store);
+        all_read(&store, &files, &format!("round {round}"));
+        all_good(&store);
+        assert!(many(&store) > Some(16), "{:?}", many(&store));
+        if round == 0 {
+            stretch(&store);
+        }
+        store.close().unwrap();
     }
 }

@@ -5,7 +5,7 @@ use crate::codec::Codec;
 use crate::disk::faulty::{FaultyDisk, Op};
 use crate::graph::NodeMeta;
 use crate::pack::Retiring;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// Versions of a drifting model on main, each committed by a process of its own, and the bytes of each.
@@ -24,7 +24,7 @@ fn series(f: &Fixture, sizes: &[usize], n: u32) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn again(f: &Fixture) -> Store {
+pub(super) fn again(f: &Fixture) -> Store {
     Store::open(f.store.dir(), &options()).unwrap()
 }
 
@@ -54,7 +54,7 @@ fn publish_again(store: &Store, how: impl Fn(NodeMeta, &NodeId) -> Option<(NodeM
 }
 
 /// Stores every chunk as it is, without codec or base, as a bad old version would have.
-fn spoil(store: &Store) {
+pub(super) fn spoil(store: &Store) {
     publish_again(store, |meta, id| {
         let parts = &store.0.parts;
         let raw = parts.rebuilder.chunk(&*parts.packs, id).unwrap();
@@ -68,50 +68,14 @@ fn spoil(store: &Store) {
 }
 
 /// Makes every delta say that its chain is as long as can be.
-fn stretch(store: &Store) {
+pub(super) fn stretch(store: &Store) {
     publish_again(store, |mut meta, id| {
         meta.delta.as_mut()?.depth = 32;
         Some((meta, store.0.parts.packs.get(id).unwrap().payload))
     });
 }
 
-/// The metas of all chunks, as a reader finds them.
-fn chunks(store: &Store) -> HashMap<NodeId, (NodeMeta, u32)> {
-    let parts = &store.0.parts;
-    let mut all = HashMap::new();
-    for range in parts.history.ranges() {
-        let ids = &mut |id: NodeId, _, m: crate::pack::Meta| {
-            if m.kind == NodeKind::Chunk as u8 {
-                let m = parts.packs.meta(&id)?;
-                all.insert(id, (NodeMeta::decode(NodeKind::Chunk, &m.meta)?, m.payload_len));
-            }
-            Ok(())
-        };
-        parts.packs.scan(&range, ids).unwrap();
-    }
-    all
-}
-
-/// Every record says what its chain takes, or more; the greatest depth.
-fn chains_hold(store: &Store) -> u8 {
-    let all = chunks(store);
-    let mut deepest = 0;
-    for (id, (meta, len)) in &all {
-        if let Some(d) = meta.delta {
-            let mut cost = u64::from(*len);
-            for (base, base_len) in d.bases().map(|b| all[&b]) {
-                let least = base.depth() + meta.step();
-                assert!(d.depth >= least, "{id}: {} on {}", d.depth, base.depth());
-                cost += base.cost(base_len);
-            }
-            assert!(d.cost >= cost, "{id}");
-            deepest = deepest.max(d.depth);
-        }
-    }
-    deepest
-}
-
-fn all_read(store: &Store, files: &[Vec<u8>], what: &str) {
+pub(super) fn all_read(store: &Store, files: &[Vec<u8>], what: &str) {
     for (i, bytes) in files.iter().enumerate() {
         let found = read(store, &format!("main/{}", i + 1), "model.safetensors");
         let found = found.unwrap_or_else(|e| panic!("{what}: version {}: {e}", i + 1));
@@ -119,7 +83,7 @@ fn all_read(store: &Store, files: &[Vec<u8>], what: &str) {
     }
 }
 
-fn all_good(store: &Store) {
+pub(super) fn all_good(store: &Store) {
     let mut versions = Vec::new();
     for b in store.branches() {
         versions.extend(store.versions(&b).unwrap());
@@ -136,7 +100,7 @@ fn pack_files(dir: &Path) -> Vec<PathBuf> {
     packs
 }
 
-fn bytes_of(dir: &Path) -> u64 {
+pub(super) fn bytes_of(dir: &Path) -> u64 {
     pack_files(dir).iter().map(|p| p.metadata().unwrap().len()).sum()
 }
 
@@ -597,54 +561,5 @@ fn a_full_disk_or_a_failing_one_loses_nothing() {
             let _ = store.repack(&RepackRequest::default());
             look(&disk, &format!("{op:?} {nth}"));
         }
-    }
-}
-
-/// Weights that are the rounding of f32 tensors follow these through whatever happens to their chains.
-#[test]
-fn weights_keep_following_their_f32_copy() {
-    let f = Fixture::new();
-    let mut wide = relatives::master(1, 3);
-    let mut files = Vec::new();
-    let (mut models, mut store) = (Vec::new(), again(&f));
-    for i in 0..4 {
-        let bytes = wide.file();
-        store
-            .commit(&request(&f.write("model.safetensors", &bytes)))
-            .unwrap();
-        files.push(bytes);
-        models.push(wide.clone());
-        relatives::step(&mut wide, i + 1);
-    }
-    spoil(&store);
-    for i in [3, 1, 0, 2] {
-        let bytes = relatives::rounded(&models[i], "BF16").file();
-        let done = store
-            .commit(&request(&f.write("model.safetensors", &bytes)))
-            .unwrap();
-        assert!(done.stored * 10 < done.bytes, "{i}: {done:?}");
-        files.push(bytes);
-    }
-    let many = |store: &Store| {
-        let all = chunks(store).into_values();
-        all.filter(|(m, _)| m.codec.takes_many())
-            .map(|(m, _)| m.depth())
-            .max()
-    };
-    assert_eq!(many(&store), Some(16));
-    store.close().unwrap();
-    for round in 0..3 {
-        store = again(&f);
-        let before = bytes_of(f.store.dir());
-        store.repack(&RepackRequest::default()).unwrap();
-        assert!(round > 0 || bytes_of(f.store.dir()) < before * 3 / 4);
-        chains_hold(&store);
-        all_read(&store, &files, &format!("round {round}"));
-        all_good(&store);
-        assert!(many(&store) > Some(16), "{:?}", many(&store));
-        if round == 0 {
-            stretch(&store);
-        }
-        store.close().unwrap();
     }
 }
