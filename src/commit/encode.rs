@@ -157,24 +157,26 @@ impl Encoder {
     pub(super) fn chunk(&self, raw: &[u8], number: Number, against: &Against) -> Result<NodeId> {
         // What follows a relative needs no previous chunk, unless all else fails.
         let previous = against.previous.filter(|_| against.relative.is_none());
-        // What is in memory already says nothing of the copy in the packs, which may have been damaged since.
-        let remembered = previous.is_some_and(|p| self.rebuilder.expects(&p));
         let at_hand = previous.map(|p| self.at_hand(p)).transpose()?.flatten();
         let id = NodeId(crate::id::Domain::Chunk.hash(raw));
-        if !remembered && at_hand.as_ref().is_some_and(|a| a.0 == id && *a.1 == raw) {
+        if at_hand
+            .as_ref()
+            .is_some_and(|a| a.fresh && a.base.id == id && *a.raw == raw)
+        {
             return Ok(id);
         }
         self.store(NodeKind::Chunk, id, raw, number, against, at_hand)?;
         Ok(id)
     }
 
-    /// The bytes of the base that follows from the previous chunk, if they can be had.
+    /// The base that follows from the previous chunk, with its bytes, if they can be had.
     fn at_hand(&self, previous: NodeId) -> Result<Option<AtHand>> {
         let Some(base) = self.base(NodeKind::Chunk, previous)? else {
             return Ok(None);
         };
+        let fresh = !self.rebuilder.expects(&base.id);
         let raw = self.rebuilder.base(&*self.source, &base.id);
-        usable(raw.map(|raw| Some((base.id, raw))))
+        usable(raw.map(|raw| Some(AtHand { base, raw, fresh })))
     }
 
     /// Stores another node unless it is there.
@@ -207,7 +209,7 @@ impl Encoder {
         }
         // What replaces a damaged copy stands alone: its own chain may lead through the damage, or back to itself.
         let alone = Against::default();
-        let against = if known { &alone } else { against };
+        let (against, at_hand) = if known { (&alone, None) } else { (against, at_hand) };
         let (meta, payload) = self.best_with(kind, raw, number, against, at_hand)?;
         self.source.append(kind, &id, &meta, &payload)
     }
@@ -246,7 +248,7 @@ impl<S: NodeSource> Encoder<S> {
         self.best_with(kind, raw, number, against, None)
     }
 
-    /// The same, with the bytes of a base that need not be rebuilt.
+    /// The same, with the base if it was found already.
     fn best_with(
         &self,
         kind: NodeKind,
@@ -270,12 +272,13 @@ impl<S: NodeSource> Encoder<S> {
             None => None,
         };
         // Of the very rounding next to nothing is left: nothing else is as small.
-        if found.as_ref().is_none_or(|f| f.1.len() > raw.len() / 64)
-            && let Some(previous) = against.previous
-            && let Some(base) = self.base(kind, previous)?
-        {
-            let delta = usable(self.against(kind, &base, raw, number, raw_len, at_hand))?;
-            found = found.into_iter().chain(delta).min_by_key(|f| f.1.len());
+        if found.as_ref().is_none_or(|f| f.1.len() > raw.len() / 64) {
+            let delta = match (at_hand, against.previous) {
+                (Some(at_hand), _) => self.against(&at_hand.base, &at_hand.raw, raw, number, raw_len),
+                (None, Some(previous)) => self.against_previous(kind, previous, raw, number, raw_len),
+                (None, None) => Ok(None),
+            };
+            found = found.into_iter().chain(usable(delta)?).min_by_key(|f| f.1.len());
         }
         Ok(found.unwrap_or_else(|| self.alone(raw, number, raw_len)))
     }
@@ -296,22 +299,35 @@ impl<S: NodeSource> Encoder<S> {
         (meta, raw.to_vec())
     }
 
-    /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.
-    fn against(
+    /// The bytes as a delta against the base that follows from the previous node, if there is one.
+    fn against_previous(
         &self,
         kind: NodeKind,
-        base: &Base,
+        previous: NodeId,
         raw: &[u8],
         number: Number,
         raw_len: u32,
-        at_hand: Option<AtHand>,
     ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
-        let base_raw = match (kind, at_hand) {
-            (_, Some((id, raw))) if id == base.id => raw,
-            (NodeKind::Chunk, _) => self.rebuilder.chunk(&*self.source, &base.id)?,
+        let Some(base) = self.base(kind, previous)? else {
+            return Ok(None);
+        };
+        let base_raw = match kind {
+            NodeKind::Chunk => self.rebuilder.chunk(&*self.source, &base.id)?,
             _ => Arc::new(self.rebuilder.node(&*self.source, kind, &base.id)?),
         };
-        let encoded = codec::encode(raw, number, Some(&base_raw));
+        self.against(&base, &base_raw, raw, number, raw_len)
+    }
+
+    /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.
+    fn against(
+        &self,
+        base: &Base,
+        base_raw: &[u8],
+        raw: &[u8],
+        number: Number,
+        raw_len: u32,
+    ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
+        let encoded = codec::encode(raw, number, Some(base_raw));
         let cost = base.cost + encoded.payload.len() as u64;
         if encoded.codec.needs_base() && !within_bounds(encoded.codec, base.depth + 1, cost, raw_len) {
             return Ok(None);
@@ -331,7 +347,7 @@ impl<S: NodeSource> Encoder<S> {
             delta,
         };
         Ok(self
-            .proves(&meta, &encoded.payload, raw, Some(&base_raw))
+            .proves(&meta, &encoded.payload, raw, Some(base_raw))
             .then_some((meta, encoded.payload)))
     }
 
@@ -410,7 +426,12 @@ fn usable<T>(encoded: Result<Option<T>>) -> Result<Option<T>> {
 }
 
 /// A base and its bytes.
-type AtHand = (NodeId, Arc<Vec<u8>>);
+struct AtHand {
+    base: Base,
+    raw: Arc<Vec<u8>>,
+    /// Read from the packs just now. What was in memory already says nothing of the copy there, which may have been damaged since.
+    fresh: bool,
+}
 
 struct Base {
     id: NodeId,

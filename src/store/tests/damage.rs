@@ -130,3 +130,27 @@ fn a_missing_pack_keeps_its_number_and_is_replaced_by_the_good_bytes() {
     let report = store.verify(&store.versions("main").unwrap(), &mut |_| {});
     assert_eq!((report.versions, report.damage), (2, vec![]));
 }
+
+/// The ninth revision's base is the first, not the one before it: what is in the cache of that says nothing of the packs either.
+#[test]
+fn a_return_to_a_damaged_revision_that_is_still_in_memory_repairs_it() {
+    let f = Fixture::new();
+    let mut model = Model::new(&[100_000]);
+    let first = model.safetensors(0);
+    for _ in 0..8 {
+        f.commit(&f.write("m.safetensors", &model.safetensors(0)));
+        model.step();
+    }
+    assert!(f.read("main/1", "m.safetensors") == first);
+    let pack = pack_files(&f).remove(0);
+    let mut damaged = fs::read(&pack).unwrap();
+    let n = damaged.len();
+    damaged[n / 2] ^= 1;
+    fs::write(&pack, damaged).unwrap();
+    f.commit(&f.write("m.safetensors", &first));
+    f.store.close().unwrap();
+    let store = Store::open(f.store.dir(), &options()).unwrap();
+    for rev in ["main/1", "main/9"] {
+        assert!(read(&store, rev, "m.safetensors").unwrap() == first, "{rev}");
+    }
+}
