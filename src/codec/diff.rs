@@ -1,7 +1,7 @@
 //! Byte planes of a chunk's difference to its base: of order-mapped numbers, so that a float's next neighbour differs by one, or of
 //! bits.
 
-use super::lanes::{STRETCH, Word, for_width, merge, split, whole};
+use super::lanes::{STRETCH, Word, for_width, merge, split, take_tail, whole};
 use super::planes::{put_all, take_all};
 use super::{Input, Job, scratch};
 use crate::bytes::Reader;
@@ -48,11 +48,7 @@ pub(super) fn decode_xor(job: Job<'_>) -> Result<()> {
 }
 
 fn encode(input: Input<'_>, op: Op) -> Option<Vec<u8>> {
-    let base = input.base.filter(|b| b.len() == input.raw.len())?;
-    let (raw, tail) = whole(input.raw, input.number);
-    if raw.is_empty() {
-        return None;
-    }
+    let (raw, base, tail) = pair(input)?;
     let mut out = Vec::new();
     scratch::with_bytes(raw.len(), |planes| {
         for_width!(input.number, split_against(op, raw, base, planes));
@@ -95,8 +91,14 @@ fn decode(op: Op, job: Job<'_>) -> Result<()> {
         for_width!(number, merge_onto(op, planes, raw));
         Ok(())
     })?;
-    tail.copy_from_slice(r.raw(tail.len())?);
-    r.finish()
+    take_tail(r, tail)
+}
+
+/// The whole elements of a chunk, those of its base, and the chunk's tail; nothing without a base of equal length, or any element.
+pub(super) fn pair(input: Input<'_>) -> Option<(&[u8], &[u8], &[u8])> {
+    let base = input.base.filter(|b| b.len() == input.raw.len())?;
+    let (raw, tail) = whole(input.raw, input.number);
+    (!raw.is_empty()).then(|| (raw, &base[..raw.len()], tail))
 }
 
 /// A difference needs a base of the chunk's own length.

@@ -4,6 +4,8 @@
 //! vector code for each width.
 
 use super::cpu::BLOCK;
+use crate::bytes::Reader;
+use crate::error::Result;
 use crate::tensor::Number;
 
 /// Elements handled at a time.
@@ -255,4 +257,10 @@ pub(super) fn merge<W: Word>(planes: &[u8], out: &mut [u8], mut map: impl FnMut(
 pub(super) fn whole<T: AsRef<[u8]> + ?Sized>(raw: &T, number: Number) -> (&[u8], &[u8]) {
     let raw = raw.as_ref();
     raw.split_at(raw.len() - raw.len() % number.width())
+}
+
+/// Reads a chunk's tail, with which a payload ends.
+pub(super) fn take_tail(mut r: Reader<'_>, tail: &mut [u8]) -> Result<()> {
+    tail.copy_from_slice(r.raw(tail.len())?);
+    r.finish()
 }

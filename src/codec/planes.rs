@@ -1,7 +1,7 @@
 //! Byte planes of a chunk by itself. A float's sign goes to the bottom first, so that bf16 and f32 have their exponent in a plane of
 //! its own (the idea of ZipNN, arXiv 2411.05239).
 
-use super::lanes::{Word, for_width, merge, split, whole};
+use super::lanes::{Word, for_width, merge, split, take_tail, whole};
 use super::{Input, Job, plane, scratch};
 use crate::bytes::Reader;
 use crate::error::Result;
@@ -47,8 +47,7 @@ pub(super) fn decode(job: Job<'_>) -> Result<()> {
         for_width!(number, merge_alone(planes, number, raw));
         Ok(())
     })?;
-    tail.copy_from_slice(r.raw(tail.len())?);
-    r.finish()
+    take_tail(r, tail)
 }
 
 fn merge_alone<W: Word>(planes: &[u8], number: Number, raw: &mut [u8]) {

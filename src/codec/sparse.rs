@@ -1,8 +1,8 @@
 //! Differences to the base where few elements change: how many unchanged elements lie before each changed one, and its difference.
 //! Applying one costs what it stores, not what it covers.
 
-use super::diff::check_base;
-use super::lanes::{STRETCH, Word, for_width, whole};
+use super::diff::{check_base, pair};
+use super::lanes::{STRETCH, Word, for_width, take_tail};
 use super::planes::{put_all, take_all};
 use super::{Input, Job, plane, scratch};
 use crate::bytes::{Reader, Writer};
@@ -13,11 +13,7 @@ use crate::tensor::Number;
 const MORE: u8 = 255;
 
 pub(super) fn encode(input: Input<'_>) -> Option<Vec<u8>> {
-    let base = input.base.filter(|b| b.len() == input.raw.len())?;
-    let (raw, tail) = whole(input.raw, input.number);
-    if raw.is_empty() {
-        return None;
-    }
+    let (raw, base, tail) = pair(input)?;
     let mut out = scratch::with_buffer(|gaps| {
         scratch::with_buffer(|values| {
             for_width!(input.number, collect(raw, base, input.number, gaps, values));
@@ -100,8 +96,7 @@ pub(super) fn decode(job: Job<'_>) -> Result<()> {
             for_width!(number, apply(gaps, values, number, raw))
         })
     })?;
-    tail.copy_from_slice(r.raw(tail.len())?);
-    r.finish()
+    take_tail(r, tail)
 }
 
 fn at_most(v: u64, limit: usize) -> Result<usize> {

@@ -4,7 +4,7 @@ use super::bits::BitReader;
 use super::{BITS_ESCAPE, CLASSES, Kind, Ones, Tokens, token};
 use crate::bytes::Reader;
 use crate::codec::cpu::{self, BLOCK, Cpu, Work};
-use crate::codec::lanes::{Word, block_or_part, for_width};
+use crate::codec::lanes::{Word, block_or_part, for_width, take_tail};
 use crate::codec::rans::{self, Frequencies};
 use crate::codec::weights::Weights;
 use crate::codec::{Job, diff, scratch};
@@ -23,8 +23,7 @@ pub(in crate::codec) fn decode(job: Job<'_>) -> Result<()> {
     let (raw, tail) = buf.split_at_mut(raw_len - raw_len % number.width());
     let float = number.is_float();
     for_width!(number, decode_words(&mut r, float, raw))?;
-    tail.copy_from_slice(r.raw(tail.len())?);
-    r.finish()
+    take_tail(r, tail)
 }
 
 /// A class as the decoder needs it.

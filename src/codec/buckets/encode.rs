@@ -4,23 +4,18 @@ use super::bits::BitWriter;
 use super::classes::{Class, Sample};
 use super::{BITS_ESCAPE, CLASSES, Kind, Ones, Tokens, token};
 use crate::bytes::Writer;
-use crate::codec::Input;
 use crate::codec::cpu::{self, BLOCK, Cpu, Work};
-use crate::codec::lanes::{Word, block_or_part, for_width, whole};
+use crate::codec::lanes::{Word, block_or_part, for_width};
 use crate::codec::rans::{self, SCALE};
 use crate::codec::weights::Weights;
+use crate::codec::{Input, diff};
 use std::marker::PhantomData;
 
 /// Blocks that are looked at to choose the classes.
 const SAMPLED: usize = 512;
 
 pub(in crate::codec) fn encode(input: Input<'_>) -> Option<Vec<u8>> {
-    let base = input.base.filter(|b| b.len() == input.raw.len())?;
-    let (raw, tail) = whole(input.raw, input.number);
-    if raw.is_empty() {
-        return None;
-    }
-    let base = &base[..raw.len()];
+    let (raw, base, tail) = diff::pair(input)?;
     let float = input.number.is_float();
     let mut w = Writer::new();
     for_width!(input.number, encode_words(raw, base, float, &mut w));
@@ -43,7 +38,6 @@ fn encode_words<W: Word>(raw: &[u8], base: &[u8], float: bool, w: &mut Writer) {
         classes: &classes,
         highest,
     });
-    let mut kinds: Vec<Kind> = classes.iter().map(|c| c.kind).collect();
 
     let mut counts = vec![[0u32; 256]; classes.len()];
     for (c, t) in split.classes.iter().zip(&split.tokens) {
@@ -60,14 +54,13 @@ fn encode_words<W: Word>(raw: &[u8], base: &[u8], float: bool, w: &mut Writer) {
     let mut token_tables = vec![[0; 256]; classes.len()];
     let mut bits_tables = token_tables.clone();
     let (mut bits, mut bit_classes, mut bits_aside) = (Vec::new(), Vec::new(), Vec::new());
-    for i in 0..classes.len() {
+    for (i, class) in classes.iter().enumerate() {
         let occurring = || (0..=255u8).filter(|s| counts[i][usize::from(*s)] > 0);
         if counts[i].iter().all(|c| *c == 0) {
-            kinds[i] = Kind::Unchanged;
-            w.u8(0);
+            w.u8(Kind::Unchanged as u8);
             continue;
         }
-        w.u8(kinds[i] as u8);
+        w.u8(class.kind as u8);
         let how = Tokens {
             low: occurring().next().unwrap_or(0),
             high: occurring().next_back().unwrap_or(0),
@@ -77,7 +70,7 @@ fn encode_words<W: Word>(raw: &[u8], base: &[u8], float: bool, w: &mut Writer) {
             weights.write(w);
             token_tables[i] = weights.frequencies;
         }
-        if kinds[i] == Kind::Sparse {
+        if class.kind == Kind::Sparse {
             let sink = std::mem::take(&mut split.bits[i]);
             w.varint(sink.len() as u64);
             let from = bits.len();
