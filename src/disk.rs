@@ -36,6 +36,13 @@ pub trait Disk: Send + Sync {
 pub trait DiskFile: Send + Sync {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
+    fn read_vec(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let mut buf = vec![0; len];
+        let n = self.read_at(offset, &mut buf)?;
+        buf.truncate(n);
+        Ok(buf)
+    }
     /// Writes all of `data` at `offset`.
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
     /// Length in bytes.
@@ -52,11 +59,27 @@ pub trait DiskFile: Send + Sync {
 
 /// Reads exactly `len` bytes at `offset`; a file that ends before is damage.
 pub fn read_exact_at(file: &dyn DiskFile, offset: u64, len: usize) -> Result<Vec<u8>> {
-    let mut buf = vec![0; len];
-    let n = file.read_at(offset, &mut buf)?;
-    if n < len {
-        return Err(Error::damage(format!("file ends {} bytes early", len - n)));
+    let bytes = file.read_vec(offset, len)?;
+    if bytes.len() < len {
+        let missing = len - bytes.len();
+        return Err(Error::damage(format!("file ends {missing} bytes early")));
     }
+    Ok(bytes)
+}
+
+/// Reads up to `len` bytes at `offset` into memory that is not zeroed first; fewer only at the end of the file.
+pub fn read_vec(file: &File, offset: u64, len: usize) -> std::io::Result<Vec<u8>> {
+    let mut buf = Vec::with_capacity(len);
+    while buf.len() < len {
+        let at = offset + buf.len() as u64;
+        match rustix::io::pread(file, rustix::buffer::spare_capacity(&mut buf), at) {
+            Ok(0) => break,
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    // There may have been room for more.
+    buf.truncate(len);
     Ok(buf)
 }
 
@@ -161,6 +184,11 @@ impl DiskFile for RealFile {
             }
         }
         Ok(done)
+    }
+
+    /// Into fresh memory, which need not be zeroed first.
+    fn read_vec(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        read_vec(&self.file, offset, len).doing(|| format!("read {} at {offset}", self.path.display()))
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {

@@ -3,7 +3,8 @@
 use super::Context;
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::store::EntryKind;
-use std::io::Write;
+use std::fs::File;
+use std::os::fd::AsFd;
 
 /// Write the bytes of a file to standard output
 #[derive(clap::Args)]
@@ -17,10 +18,6 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 }
-
-/// Bytes written at a time, and rebuilt ahead of that.
-const STEP: usize = 1 << 20;
-const AHEAD: usize = 16 << 20;
 
 #[derive(serde::Serialize)]
 struct Cost {
@@ -55,22 +52,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
             format!("{} has {len} bytes, so there is no range {from}..{to}", args.file),
         ));
     }
-    let mut out = std::io::stdout().lock();
-    let mut at = from;
-    while at < to {
-        let ahead = AHEAD.min((to - at) as usize);
-        if ahead > STEP {
-            file.read_ahead(at, ahead);
-        }
-        let bytes = file.read(at, STEP.min((to - at) as usize))?;
-        if bytes.is_empty() {
-            return Err(Error::damage("file ends early"));
-        }
-        out.write_all(&bytes)
-            .doing(|| "write to standard output".into())?;
-        at += bytes.len() as u64;
-    }
-    out.flush().doing(|| "write to standard output".into())?;
+    // Not through the standard library's buffer, which looks for ends of lines.
+    let out = std::io::stdout().as_fd().try_clone_to_owned();
+    let mut out = File::from(out.doing(|| "open standard output".into())?);
+    file.copy_to(from..to, &mut out, &mut |_| {})
+        .map_err(|e| e.context(format_args!("{} to standard output", args.file)))?;
     if args.json {
         let c = store.counters();
         let cost = Cost {

@@ -12,6 +12,10 @@ pub(super) trait Cpu: Copy {
     fn extract(self, from: u64, mask: u64) -> u64;
     /// The lowest bits of `from` moved to where `mask` has ones.
     fn deposit(self, from: u64, mask: u64) -> u64;
+    /// Moves the bytes of `from` where `mask` has ones to the front of `to`; what follows them there may be anything.
+    fn pack(self, from: &[u8; BLOCK], mask: u64, to: &mut [u8; BLOCK]);
+    /// The first bytes of `from` in the places where `mask` has ones, `other` in all others.
+    fn unpack(self, from: &[u8; BLOCK], mask: u64, other: u8) -> [u8; BLOCK];
 }
 
 /// Work that is compiled for each kind of processor. `run` must be `#[inline(always)]`, and so must what it calls in loops.
@@ -24,15 +28,53 @@ pub(super) trait Work {
 
 /// Does the work in the best way that this processor has.
 pub(super) fn best<T: Work>(work: T) -> T::Output {
-    #[cfg(test)]
-    if tests::PORTABLE.get() {
-        return work.run(Portable);
-    }
     #[cfg(target_arch = "x86_64")]
-    if let Some(cpu) = x86::Avx2::detect() {
-        return cpu.run(work);
+    {
+        #[cfg(test)]
+        let most = tests::AT_MOST.get();
+        #[cfg(not(test))]
+        let most = Level::Avx512;
+        if let Some(cpu) = x86::Avx512::detect().filter(|_| most >= Level::Avx512) {
+            return cpu.run(work);
+        }
+        if let Some(cpu) = x86::Avx2::detect().filter(|_| most >= Level::Avx2) {
+            return cpu.run(work);
+        }
     }
     work.run(Portable)
+}
+
+/// How much of what a processor has is used.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+#[cfg_attr(not(test), allow(dead_code))]
+pub(super) enum Level {
+    Portable,
+    Avx2,
+    Avx512,
+}
+
+/// [`Cpu::pack`], byte by byte: few bytes are packed of most blocks.
+#[inline(always)]
+fn pack(from: &[u8; BLOCK], mut mask: u64, to: &mut [u8; BLOCK]) {
+    let n = mask.count_ones() as usize;
+    for t in &mut to[..n] {
+        *t = from[mask.trailing_zeros() as usize % BLOCK];
+        mask &= mask.wrapping_sub(1);
+    }
+}
+
+/// [`Cpu::unpack`], byte by byte.
+#[inline(always)]
+fn unpack(from: &[u8; BLOCK], mut mask: u64, other: u8) -> [u8; BLOCK] {
+    if mask == u64::MAX {
+        return *from;
+    }
+    let mut to = [other; BLOCK];
+    for f in &from[..mask.count_ones() as usize] {
+        to[mask.trailing_zeros() as usize % BLOCK] = *f;
+        mask &= mask.wrapping_sub(1);
+    }
+    to
 }
 
 /// Any processor.
@@ -70,69 +112,20 @@ impl Cpu for Portable {
         }
         out
     }
+
+    #[inline(always)]
+    fn pack(self, from: &[u8; BLOCK], mask: u64, to: &mut [u8; BLOCK]) {
+        pack(from, mask, to);
+    }
+
+    #[inline(always)]
+    fn unpack(self, from: &[u8; BLOCK], mask: u64, other: u8) -> [u8; BLOCK] {
+        unpack(from, mask, other)
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::{BLOCK, Cpu, Work};
-    use std::arch::x86_64::{
-        __m256i, _mm256_cmpeq_epi8, _mm256_loadu_si256, _mm256_max_epu8, _mm256_movemask_epi8,
-        _mm256_set1_epi8, _pdep_u64, _pext_u64,
-    };
-
-    /// Proof that the processor has AVX2, BMI1, BMI2, LZCNT and POPCNT.
-    #[derive(Clone, Copy)]
-    pub(super) struct Avx2(());
-
-    impl Avx2 {
-        pub(super) fn detect() -> Option<Self> {
-            let has = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("bmi1")
-                && is_x86_feature_detected!("bmi2")
-                && is_x86_feature_detected!("lzcnt")
-                && is_x86_feature_detected!("popcnt");
-            has.then_some(Avx2(()))
-        }
-
-        pub(super) fn run<T: Work>(self, work: T) -> T::Output {
-            // SAFETY: `self` exists only where the processor has these features.
-            unsafe { with_features(self, work) }
-        }
-    }
-
-    #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
-    fn with_features<T: Work>(cpu: Avx2, work: T) -> T::Output {
-        work.run(cpu)
-    }
-
-    impl Cpu for Avx2 {
-        #[inline(always)]
-        fn at_least(self, bytes: &[u8; BLOCK], least: u8) -> u64 {
-            let half = |from: &[u8; BLOCK], at: usize| {
-                // SAFETY: the processor has AVX2, as `self` exists; 32 bytes from 0 or 32 on lie within the 64.
-                unsafe {
-                    let bytes = _mm256_loadu_si256(from.as_ptr().add(at).cast::<__m256i>());
-                    let least = _mm256_set1_epi8(least.cast_signed());
-                    let is = _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, least), bytes);
-                    _mm256_movemask_epi8(is).cast_unsigned()
-                }
-            };
-            u64::from(half(bytes, 0)) | u64::from(half(bytes, BLOCK / 2)) << 32
-        }
-
-        #[inline(always)]
-        fn extract(self, from: u64, mask: u64) -> u64 {
-            // SAFETY: the processor has BMI2, as `self` exists.
-            unsafe { _pext_u64(from, mask) }
-        }
-
-        #[inline(always)]
-        fn deposit(self, from: u64, mask: u64) -> u64 {
-            // SAFETY: the processor has BMI2, as `self` exists.
-            unsafe { _pdep_u64(from, mask) }
-        }
-    }
-}
+mod x86;
 
 #[cfg(test)]
 pub(super) mod tests {
@@ -140,32 +133,56 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     thread_local! {
-        /// Makes [`best`] do without what this processor has, on this thread.
-        pub(in crate::codec) static PORTABLE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+        /// Makes [`best`] do without what this processor has more, on this thread.
+        pub(in crate::codec) static AT_MOST: std::cell::Cell<Level> = const { std::cell::Cell::new(Level::Avx512) };
+    }
+
+    /// What `f` gives at each level.
+    pub(in crate::codec) fn at_each_level<T>(f: impl Fn() -> T) -> [T; 3] {
+        [Level::Portable, Level::Avx2, Level::Avx512].map(|level| {
+            AT_MOST.set(level);
+            let result = f();
+            AT_MOST.set(Level::Avx512);
+            result
+        })
     }
 
     struct All([u8; BLOCK], u8, u64, u64);
 
     impl Work for All {
-        type Output = [u64; 3];
-        fn run(self, cpu: impl Cpu) -> [u64; 3] {
+        type Output = ([u64; 3], Vec<u8>, [u8; BLOCK]);
+        fn run(self, cpu: impl Cpu) -> Self::Output {
             let All(bytes, least, from, mask) = self;
-            [
-                cpu.at_least(&bytes, least),
-                cpu.extract(from, mask),
-                cpu.deposit(from, mask),
-            ]
+            let mut packed = [0; BLOCK];
+            cpu.pack(&bytes, mask, &mut packed);
+            (
+                [
+                    cpu.at_least(&bytes, least),
+                    cpu.extract(from, mask),
+                    cpu.deposit(from, mask),
+                ],
+                packed[..mask.count_ones() as usize].to_vec(),
+                cpu.unpack(&bytes, mask, least),
+            )
         }
     }
 
     proptest! {
         #[test]
         fn every_processor_does_the_same(bytes: [u8; BLOCK], least: u8, from: u64, mask: u64) {
-            let [ge, extracted, deposited] = All(bytes, least, from, mask).run(Portable);
-            prop_assert_eq!([ge, extracted, deposited], best(All(bytes, least, from, mask)));
-            prop_assert_eq!(deposited.count_ones() + (from & !low_bits(mask.count_ones())).count_ones(), from.count_ones());
-            prop_assert_eq!(All(bytes, least, deposited, mask).run(Portable)[1], from & low_bits(mask.count_ones()));
-            prop_assert!(bytes.iter().enumerate().all(|(i, b)| (ge >> i & 1 == 1) == (*b >= least)));
+            for mask in [mask, mask & from, 0, u64::MAX] {
+                let [expected, avx2, avx512] = at_each_level(|| best(All(bytes, least, from, mask)));
+                prop_assert_eq!(&avx2, &expected);
+                prop_assert_eq!(&avx512, &expected);
+                let ([ge, _, deposited], packed, unpacked) = expected;
+                prop_assert_eq!(deposited.count_ones() + (from & !low_bits(mask.count_ones())).count_ones(), from.count_ones());
+                prop_assert_eq!(All(bytes, least, deposited, mask).run(Portable).0[1], from & low_bits(mask.count_ones()));
+                prop_assert!(bytes.iter().enumerate().all(|(i, b)| (ge >> i & 1 == 1) == (*b >= least)));
+                let chosen = |m: u64| (0..BLOCK).filter(move |i| m >> i & 1 == 1);
+                prop_assert_eq!(packed, chosen(mask).map(|i| bytes[i]).collect::<Vec<_>>());
+                prop_assert!(chosen(mask).zip(bytes).all(|(i, b)| unpacked[i] == b));
+                prop_assert!(chosen(!mask).all(|i| unpacked[i] == least));
+            }
         }
     }
 

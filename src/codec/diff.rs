@@ -1,12 +1,14 @@
 //! Byte planes of a chunk's difference to its base: of order-mapped numbers, so that a float's next neighbour differs by one, or of
 //! bits.
 
-use super::lanes::{STRETCH, Word, for_width, merge, split, take_tail, whole};
+use super::cpu::{self, Cpu, Work};
+use super::lanes::{Planes, STRETCH, Word, for_width, merge, split, take_tail, whole};
 use super::planes::{put_all, take_all};
 use super::{Input, Job, scratch};
 use crate::bytes::Reader;
 use crate::error::{Error, Result};
 use crate::tensor::Number;
+use std::marker::PhantomData;
 
 /// How an element and its base become a small number.
 #[derive(Clone, Copy)]
@@ -86,9 +88,9 @@ fn decode(op: Op, job: Job<'_>) -> Result<()> {
     check_base(buf, raw_len)?;
     let mut r = Reader::new(payload, "difference");
     let (raw, tail) = buf.split_at_mut(raw_len - raw_len % number.width());
-    scratch::with_bytes(raw.len(), |planes| {
-        take_all(&mut r, number, planes)?;
-        for_width!(number, merge_onto(op, planes, raw));
+    scratch::with_bytes(raw.len(), |room| {
+        let planes = take_all(&mut r, number, room)?;
+        for_width!(number, merge_onto(op, &planes, raw));
         Ok(())
     })?;
     take_tail(r, tail)
@@ -112,7 +114,7 @@ pub(super) fn check_base(base: &[u8], raw_len: usize) -> Result<()> {
     Ok(())
 }
 
-fn merge_onto<W: Word>(op: Op, planes: &[u8], raw: &mut [u8]) {
+fn merge_onto<W: Word>(op: Op, planes: &Planes<'_>, raw: &mut [u8]) {
     match op {
         Op::Integer => merge_with::<W>(planes, raw, |z, b| z.unzigzag_onto(b)),
         Op::Float => merge_with::<W>(planes, raw, |z, b| z.unzigzag_onto(b.ordered()).unordered()),
@@ -121,11 +123,38 @@ fn merge_onto<W: Word>(op: Op, planes: &[u8], raw: &mut [u8]) {
     }
 }
 
-fn merge_with<W: Word>(planes: &[u8], raw: &mut [u8], f: impl Fn(W, W) -> W) {
-    let mut bases = [W::default(); STRETCH];
-    merge::<W>(planes, raw, |base, words| {
-        let bases = &mut bases[..words.len()];
-        W::load(base, bases);
-        words.iter_mut().zip(bases).for_each(|(z, b)| *z = f(*z, *b));
+fn merge_with<W: Word>(planes: &Planes<'_>, raw: &mut [u8], f: impl Fn(W, W) -> W) {
+    cpu::best(MergeOnto::<W, _> {
+        planes,
+        raw,
+        f,
+        word: PhantomData,
     });
+}
+
+/// Changes the elements of a chunk by `f`, which gets that of the planes first.
+struct MergeOnto<'a, W, F> {
+    planes: &'a Planes<'a>,
+    raw: &'a mut [u8],
+    f: F,
+    word: PhantomData<W>,
+}
+
+impl<W: Word, F: Fn(W, W) -> W> Work for MergeOnto<'_, W, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self, _: impl Cpu) {
+        let mut bases = [W::default(); STRETCH];
+        merge::<W>(self.planes, |at, words| {
+            let raw = &mut self.raw[at..at + words.len() * W::WIDTH];
+            let bases = &mut bases[..words.len()];
+            W::load(raw, bases);
+            words
+                .iter_mut()
+                .zip(bases)
+                .for_each(|(z, b)| *z = (self.f)(*z, *b));
+            W::store(words, raw);
+        });
+    }
 }

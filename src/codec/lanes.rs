@@ -57,6 +57,8 @@ pub(super) trait Word: Copy + Eq + Default + 'static {
     fn flipped(self, bits: u64) -> Self;
     /// `self - base`, wrapping, as a signed number.
     fn minus(self, base: Self) -> i64;
+    /// `zero` and `self - base`, if that is less than `limit` either way (and `zero` not less than `limit`); else 0.
+    fn near(self, base: Self, limit: u8, zero: u8) -> u8;
     /// `self + difference`, wrapping.
     fn plus(self, difference: i64) -> Self;
 }
@@ -170,6 +172,16 @@ macro_rules! word {
                 i64::from(self.wrapping_sub(base).cast_signed())
             }
             #[inline(always)]
+            fn near(self, base: Self, limit: u8, zero: u8) -> u8 {
+                let above_least = self.wrapping_sub(base).wrapping_add($u::from(limit - 1));
+                let token = (above_least as u8).wrapping_add(zero - (limit - 1));
+                if above_least <= $u::from(2 * (limit - 1)) {
+                    token
+                } else {
+                    0
+                }
+            }
+            #[inline(always)]
             fn plus(self, difference: i64) -> Self {
                 self.wrapping_add(difference as $u)
             }
@@ -232,24 +244,21 @@ pub(super) fn split<W: Word>(raw: &[u8], planes: &mut [u8], mut map: impl FnMut(
     }
 }
 
-/// The inverse: builds elements from planes and lets `map` change each stretch; `map` gets what `out` holds in that place.
-pub(super) fn merge<W: Word>(planes: &[u8], out: &mut [u8], mut map: impl FnMut(&[u8], &mut [W])) {
-    let n = out.len() / W::WIDTH;
+/// The planes of a chunk, most significant first; the others are empty.
+pub(super) type Planes<'a> = [&'a [u8]; 8];
+
+/// The inverse of [`split`]: builds elements from planes and hands each stretch to `take`, with its byte offset.
+#[inline(always)]
+pub(super) fn merge<W: Word>(planes: &Planes<'_>, mut take: impl FnMut(usize, &mut [W])) {
+    let n = planes[0].len();
     let mut words = [W::default(); STRETCH];
     for start in (0..n).step_by(STRETCH) {
         let words = &mut words[..STRETCH.min(n - start)];
         words.fill(W::default());
-        for k in 0..W::WIDTH {
-            let at = k * n + start;
-            W::put_byte(
-                words,
-                8 * (W::WIDTH - 1 - k) as u32,
-                &planes[at..at + words.len()],
-            );
+        for (k, plane) in planes.iter().take(W::WIDTH).enumerate() {
+            W::put_byte(words, 8 * (W::WIDTH - 1 - k) as u32, &plane[start..]);
         }
-        let out = &mut out[start * W::WIDTH..][..words.len() * W::WIDTH];
-        map(out, words);
-        W::store(words, out);
+        take(start * W::WIDTH, words);
     }
 }
 

@@ -46,14 +46,14 @@ pub(super) fn put(plane: &[u8], out: &mut Vec<u8>) {
             }
         }
     }
-    let mut w = Writer::new();
-    w.u8(kind);
+    out.push(kind);
     if kind == RAW {
-        w.raw(plane);
+        out.extend_from_slice(plane);
     } else {
+        let mut w = Writer::new();
         w.blob(&best);
+        out.extend_from_slice(&w.finish());
     }
-    out.extend_from_slice(&w.finish());
 }
 
 #[derive(Clone, Copy)]
@@ -108,14 +108,14 @@ fn sample(plane: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-/// Reads a plane into all of `to`.
-pub(super) fn take(r: &mut Reader<'_>, to: &mut [u8]) -> Result<()> {
+/// Reads a plane as long as `room`; it is there, unless it can be read where it is.
+pub(super) fn take<'a, 'r: 'a>(r: &mut Reader<'r>, room: &'a mut [u8]) -> Result<&'a [u8]> {
     match r.u8()? {
-        RAW => to.copy_from_slice(r.raw(to.len())?),
-        CONSTANT => to.fill(r.u8()?),
-        ZSTD => frame::decompress(r.blob()?, to)?,
-        ENTROPY => fitted::decode(r.blob()?, to)?,
+        RAW => return r.raw(room.len()),
+        CONSTANT => room.fill(r.u8()?),
+        ZSTD => frame::decompress(r.blob()?, room)?,
+        ENTROPY => fitted::decode(r.blob()?, room)?,
         kind => return Err(Error::damage(format!("plane of unknown kind {kind}"))),
     }
-    Ok(())
+    Ok(room)
 }

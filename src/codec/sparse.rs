@@ -2,7 +2,7 @@
 //! Applying one costs what it stores, not what it covers.
 
 use super::diff::{check_base, pair};
-use super::lanes::{STRETCH, Word, for_width, take_tail};
+use super::lanes::{Planes, STRETCH, Word, for_width, merge, take_tail};
 use super::planes::{put_all, take_all};
 use super::{Input, Job, plane, scratch};
 use crate::bytes::{Reader, Writer};
@@ -89,11 +89,11 @@ pub(super) fn decode(job: Job<'_>) -> Result<()> {
     let mut r = Reader::new(payload, "sparse difference");
     let count = at_most(r.varint()?, n)?;
     let gap_bytes = at_most(r.varint()?, count + n / usize::from(MORE))?;
-    scratch::with_bytes(gap_bytes, |gaps| {
-        plane::take(&mut r, gaps)?;
-        scratch::with_bytes(count * number.width(), |values| {
-            take_all(&mut r, number, values)?;
-            for_width!(number, apply(gaps, values, number, raw))
+    scratch::with_bytes(gap_bytes, |room| {
+        let gaps = plane::take(&mut r, room)?;
+        scratch::with_bytes(count * number.width(), |room| {
+            let values = take_all(&mut r, number, room)?;
+            for_width!(number, apply(gaps, &values, number, raw))
         })
     })?;
     take_tail(r, tail)
@@ -108,17 +108,10 @@ fn at_most(v: u64, limit: usize) -> Result<usize> {
     }
 }
 
-fn apply<W: Word>(gaps: &[u8], values: &[u8], number: Number, raw: &mut [u8]) -> Result<()> {
+fn apply<W: Word>(gaps: &[u8], values: &Planes<'_>, number: Number, raw: &mut [u8]) -> Result<()> {
     let bad = || Error::damage("sparse difference's gaps do not fit its values or the chunk");
-    let count = values.len() / W::WIDTH;
-    let mut flat = vec![W::default(); count];
-    for k in 0..W::WIDTH {
-        W::put_byte(
-            &mut flat,
-            8 * (W::WIDTH - 1 - k) as u32,
-            &values[k * count..(k + 1) * count],
-        );
-    }
+    let mut flat = Vec::with_capacity(values[0].len());
+    merge::<W>(values, |_, words| flat.extend_from_slice(words));
     let float = number.is_float();
     let mut flat = flat.iter();
     let mut at = 0;

@@ -234,11 +234,9 @@ fn any_processor_writes_and_reads_the_same() {
                 })
                 .collect::<Vec<_>>()
         };
-        let here = each();
-        super::cpu::tests::PORTABLE.set(true);
-        let portable = each();
-        super::cpu::tests::PORTABLE.set(false);
-        assert_eq!(here, portable);
+        let [portable, avx2, avx512] = super::cpu::tests::at_each_level(each);
+        assert_eq!(avx2, portable);
+        assert_eq!(avx512, portable);
     }
 }
 

@@ -274,7 +274,7 @@ impl<S: NodeSource> Encoder<S> {
         // Of the very rounding next to nothing is left: nothing else is as small.
         if found.as_ref().is_none_or(|f| f.1.len() > raw.len() / 64) {
             let delta = match (at_hand, against.previous) {
-                (Some(at_hand), _) => self.against(&at_hand.base, &at_hand.raw, raw, number, raw_len),
+                (Some(at_hand), _) => self.against(&at_hand.base, at_hand.raw, raw, number, raw_len),
                 (None, Some(previous)) => self.against_previous(kind, previous, raw, number, raw_len),
                 (None, None) => Ok(None),
             };
@@ -315,19 +315,19 @@ impl<S: NodeSource> Encoder<S> {
             NodeKind::Chunk => self.rebuilder.chunk(&*self.source, &base.id)?,
             _ => Arc::new(self.rebuilder.node(&*self.source, kind, &base.id)?),
         };
-        self.against(&base, &base_raw, raw, number, raw_len)
+        self.against(&base, base_raw, raw, number, raw_len)
     }
 
     /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.
     fn against(
         &self,
         base: &Base,
-        base_raw: &[u8],
+        base_raw: Arc<Vec<u8>>,
         raw: &[u8],
         number: Number,
         raw_len: u32,
     ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
-        let encoded = codec::encode(raw, number, Some(base_raw));
+        let encoded = codec::encode(raw, number, Some(&base_raw));
         let cost = base.cost + encoded.payload.len() as u64;
         if encoded.codec.needs_base() && !within_bounds(encoded.codec, base.depth + 1, cost, raw_len) {
             return Ok(None);
@@ -347,13 +347,13 @@ impl<S: NodeSource> Encoder<S> {
             delta,
         };
         Ok(self
-            .proves(&meta, &encoded.payload, raw, Some(base_raw))
+            .proves(&meta, &encoded.payload, raw, Some(Arc::unwrap_or_clone(base_raw)))
             .then_some((meta, encoded.payload)))
     }
 
     /// Whether the payload decodes to the raw bytes. If not, a codec is at fault: the bytes are stored another way.
-    pub(super) fn proves(&self, meta: &NodeMeta, payload: &[u8], raw: &[u8], base: Option<&[u8]>) -> bool {
-        let mut buf = base.map(<[u8]>::to_vec).unwrap_or_default();
+    pub(super) fn proves(&self, meta: &NodeMeta, payload: &[u8], raw: &[u8], base: Option<Vec<u8>>) -> bool {
+        let mut buf = base.unwrap_or_default();
         let done = codec::decode(meta.codec, meta.number, payload, raw.len(), &mut buf);
         let ok = done.is_ok() && buf == raw;
         if !ok {

@@ -3,6 +3,7 @@
 use super::encode::{Against, Job};
 use super::listing::SMALL;
 use super::{Commit, base::FileBases};
+use crate::disk::read_vec;
 use crate::error::{Error, Kind, Result};
 use crate::format::{Cutter, Layout, Source, SpanCrc, Split, crc_spans, split};
 use crate::graph::{Manifest, NodeKind, Shape};
@@ -12,7 +13,7 @@ use crate::tensor::Number;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::HashMap;
 use std::fs::{File, Metadata};
-use std::io::{BufReader, Read};
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -37,11 +38,64 @@ impl Source for OpenFile<'_> {
     }
 }
 
+/// A file from front to back.
+struct Input<'a> {
+    file: &'a File,
+    at: u64,
+    /// What was read last of many small parts, and where it begins.
+    window: Vec<u8>,
+    window_at: u64,
+}
+
+impl<'a> Input<'a> {
+    /// Bytes read at once for small parts; larger ones are read to where they belong.
+    const WINDOW: usize = 64 << 10;
+
+    fn new(file: &'a File) -> Self {
+        Input {
+            file,
+            at: 0,
+            window: Vec::new(),
+            window_at: 0,
+        }
+    }
+
+    /// The next `len` bytes.
+    fn take(&mut self, len: usize) -> Result<Vec<u8>> {
+        if len < Self::WINDOW {
+            let mut part = vec![0; len];
+            self.fill(&mut part)?;
+            return Ok(part);
+        }
+        let part = read_vec(self.file, self.at, len).map_err(|e| read_error(&e))?;
+        if part.len() < len {
+            return Err(read_error(&ErrorKind::UnexpectedEof.into()));
+        }
+        self.at += len as u64;
+        Ok(part)
+    }
+
+    /// The next bytes, as many as there is room for.
+    fn fill(&mut self, part: &mut [u8]) -> Result<()> {
+        let at = self.at;
+        self.at += part.len() as u64;
+        if part.len() >= Self::WINDOW {
+            return self.file.read_exact_at(part, at).map_err(|e| read_error(&e));
+        }
+        if self.at > self.window_at + self.window.len() as u64 {
+            self.window = read_vec(self.file, at, Self::WINDOW).map_err(|e| read_error(&e))?;
+            self.window_at = at;
+        }
+        let from = (at - self.window_at) as usize;
+        let found = self.window.get(from..from + part.len());
+        part.copy_from_slice(found.ok_or_else(|| read_error(&ErrorKind::UnexpectedEof.into()))?);
+        Ok(())
+    }
+}
+
 fn read_error(e: &std::io::Error) -> Error {
     match e.kind() {
-        std::io::ErrorKind::UnexpectedEof => {
-            Error::new(Kind::Changed, "the file became shorter while it was read")
-        }
+        ErrorKind::UnexpectedEof => Error::new(Kind::Changed, "the file became shorter while it was read"),
         _ => Error::io(
             "read",
             std::io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(libc::EIO)),
@@ -130,27 +184,34 @@ impl Commit<'_> {
         let mut crc = SpanCrc::new(crc_spans(&layout))?;
         let mut hasher = FileHasher::default();
         let mut open: HashMap<u32, (Vec<u8>, u32)> = HashMap::new();
-        let mut input = BufReader::with_capacity(READ / 4, file.file);
+        let mut input = Input::new(file.file);
         let (reply, replies) = unbounded();
         for e in &layout.extents {
             let plan = layout
                 .chunks
                 .get(e.chunk as usize)
                 .ok_or_else(|| Error::damage("layout names a missing chunk"))?;
-            let (raw, filled) = open
-                .entry(e.chunk)
-                .or_insert_with(|| (vec![0; plan.len as usize], 0));
-            let (from, to) = (e.offset as usize, e.offset as usize + e.len as usize);
-            let part = raw
-                .get_mut(from..to)
-                .ok_or_else(|| Error::damage("layout reaches past a chunk"))?;
-            input.read_exact(part).map_err(|e| read_error(&e))?;
-            hasher.update(part);
-            crc.update(part);
-            *filled += e.len;
-            if *filled == plan.len
-                && let Some((raw, _)) = open.remove(&e.chunk)
-            {
+            let raw = if e.len == plan.len {
+                let raw = input.take(e.len as usize)?;
+                hasher.update(&raw);
+                crc.update(&raw);
+                Some(raw)
+            } else {
+                let (raw, filled) = open
+                    .entry(e.chunk)
+                    .or_insert_with(|| (vec![0; plan.len as usize], 0));
+                let (from, to) = (e.offset as usize, e.offset as usize + e.len as usize);
+                let part = raw
+                    .get_mut(from..to)
+                    .ok_or_else(|| Error::damage("layout reaches past a chunk"))?;
+                input.fill(part)?;
+                hasher.update(part);
+                crc.update(part);
+                *filled += e.len;
+                let whole = *filled == plan.len;
+                whole.then(|| open.remove(&e.chunk)).flatten().map(|(raw, _)| raw)
+            };
+            if let Some(raw) = raw {
                 let place = e.chunk as usize;
                 let against = Against {
                     previous: bases.get(place).copied().flatten(),

@@ -138,7 +138,7 @@ impl<S: NodeSource> Encoder<S> {
         };
         let meta = restamped(&meta, encoded.payload.len() as u32, load);
         Ok(meta
-            .filter(|meta| self.proves(meta, &encoded.payload, raw, Some(&bases)))
+            .filter(|meta| self.proves(meta, &encoded.payload, raw, Some(bases)))
             .map(|meta| (meta, encoded.payload)))
     }
 }

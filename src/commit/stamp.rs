@@ -142,7 +142,7 @@ pub(super) fn recheck(parts: &Parts, ranges: &[PackRange], since: u64) -> Result
             continue;
         }
         let (meta, payload) = match restamped(&own.meta, own.payload_len, base) {
-            Some(meta) => (meta, parts.packs.get_at(&id, &own.place)?.payload),
+            Some(meta) => (meta, parts.packs.get_at(&id, &own.place)?.payload.into()),
             None => {
                 let raw = parts.rebuilder.node(&*source, own.kind, &id)?;
                 encoder.best(own.kind, &raw, own.meta.number, &Against::default())?

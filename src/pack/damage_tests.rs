@@ -29,7 +29,7 @@ fn read_all(packs: &Packs, what: &str) -> usize {
         for i in 0..n {
             let p = payload(name, i);
             match packs.get(&id_of(&p)) {
-                Ok(node) => assert_eq!((node.kind, node.payload), (1, p.clone()), "{what}"),
+                Ok(node) => assert_eq!((node.kind, node.payload), (1, p.clone().into()), "{what}"),
                 Err(e) => {
                     assert_eq!(e.kind(), Kind::Damage, "{what}: {e}");
                     unread += 1;

@@ -162,7 +162,7 @@ pub(super) fn read_node(file: &dyn DiskFile, id: &NodeId, place: &Place) -> Resu
         return Err(at(Error::damage("the pack ends before the record does")));
     }
     let bytes = read_exact_at(file, place.offset, place.len as usize).map_err(at)?;
-    let (found, node) = parse::record(&bytes).map_err(at)?;
+    let (found, node) = parse::record(bytes).map_err(at)?;
     if found != *id {
         return Err(at(Error::damage(format!(
             "node {} is there instead",

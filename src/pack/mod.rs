@@ -33,6 +33,7 @@ pub use writer::PackWriter;
 use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
 use crate::id::NodeId;
+use ::bytes::Bytes;
 use files::PackFiles;
 use index::Index;
 use journal::Journal;
@@ -50,7 +51,7 @@ pub struct Node {
     /// Up to 255 bytes that can be read without the payload.
     pub meta: Vec<u8>,
     /// The node's bytes.
-    pub payload: Vec<u8>,
+    pub payload: Bytes,
 }
 
 /// What is known of a node without reading its payload.

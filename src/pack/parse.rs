@@ -6,6 +6,7 @@ use super::{Node, PackRange, Place};
 use crate::bytes::{Reader, Writer};
 use crate::error::{Error, Kind, Result};
 use crate::id::NodeId;
+use ::bytes::Bytes;
 
 /// The one format version this build reads and writes.
 pub const VERSION: u32 = 1;
@@ -271,9 +272,9 @@ pub fn record_header(bytes: &[u8]) -> Result<RecordHeader> {
     })
 }
 
-/// Reads a whole record, which `bytes` must be exactly.
-pub fn record(bytes: &[u8]) -> Result<(NodeId, Node)> {
-    let h = record_header(bytes)?;
+/// Reads a whole record, which `bytes` must be exactly. The payload is a part of them, not a copy.
+pub fn record(bytes: Vec<u8>) -> Result<(NodeId, Node)> {
+    let h = record_header(&bytes)?;
     if h.stored_len() != bytes.len() as u64 {
         let text = format!(
             "pack record has {} bytes where {} were expected",
@@ -282,17 +283,19 @@ pub fn record(bytes: &[u8]) -> Result<(NodeId, Node)> {
         );
         return Err(Error::damage(text));
     }
-    let mut r = Reader::new(&bytes[RECORD_HEADER + h.meta.len()..], "pack record");
+    let from = RECORD_HEADER + h.meta.len();
+    let mut r = Reader::new(&bytes[from..], "pack record");
     let payload = r.raw(h.payload_len as usize)?;
     if r.u32()? != crc(payload) {
         return Err(Error::damage("pack record has a wrong payload checksum"));
     }
+    let to = from + payload.len();
     Ok((
         h.id,
         Node {
             kind: h.kind,
             meta: h.meta,
-            payload: payload.to_vec(),
+            payload: Bytes::from(bytes).slice(from..to),
         },
     ))
 }

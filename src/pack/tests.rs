@@ -90,7 +90,7 @@ pub(super) fn check(packs: &Packs, name: &str, n: usize) {
             Node {
                 kind: 1,
                 meta: p[..p.len().min(9)].to_vec(),
-                payload: p.clone()
+                payload: p.clone().into()
             }
         );
         let meta = packs.meta(&id_of(&p)).unwrap();
@@ -159,7 +159,7 @@ fn a_writer_reads_back_what_it_appended_and_leaves_nothing_when_dropped() {
         Node {
             kind: 3,
             meta: b"meta".to_vec(),
-            payload: b"payload".to_vec()
+            payload: Bytes::from_static(b"payload")
         }
     );
     assert_eq!(w.meta(&id_of(b"a")).unwrap().stored_len, 48 + 4 + 7);
@@ -425,7 +425,7 @@ proptest! {
         let run = parse::RunHeader { store, first: 1, last: 9, count: 3, bits: 0, table_crc: 7 };
         let segment = parse::SegmentHeader { store, segment: 3, previous_len: 70, previous_seq: seq };
         let mark = Pos { segment: 3, offset: 70, seq };
-        prop_assert_eq!(parse::record(&record).unwrap().1.payload, bytes.clone());
+        prop_assert_eq!(parse::record(record.clone()).unwrap().1.payload, bytes.clone());
         prop_assert_eq!(parse::journal_record(&journal).unwrap().body, bytes.clone());
         prop_assert_eq!(parse::RunHeader::decode(&run.encode()).unwrap(), run);
         prop_assert_eq!(parse::SegmentHeader::decode(&segment.encode()).unwrap(), segment);
@@ -437,7 +437,7 @@ proptest! {
                 b[at] ^= flip.1.max(1);
             }
             let n = b.len() as u64;
-            prop_assert!(parse::record(&b).is_err());
+            prop_assert!(parse::record(b.clone()).is_err());
             prop_assert!(parse::journal_record(&b).is_err());
             prop_assert!(parse::RunHeader::decode(&b).is_err());
             prop_assert!(parse::SegmentHeader::decode(&b).is_err());

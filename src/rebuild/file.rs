@@ -162,6 +162,14 @@ impl StoredFile {
         }
     }
 
+    /// Up to `len` bytes at `offset` that lie together in one chunk: at least one before the end of the file.
+    pub fn read_part(&self, offset: u64, len: usize) -> Result<Slice> {
+        match self.parts(offset, len as u64).next() {
+            Some(p) => Ok(Slice::Shared(self.chunk(p.chunk)?, p.at..p.at + p.len)),
+            None => Ok(Slice::Owned(Vec::new())),
+        }
+    }
+
     /// Up to `len` bytes at `offset`, fewer only at the end of the file. What lies in one chunk is not copied.
     pub fn read(&self, offset: u64, len: usize) -> Result<Slice> {
         let mut parts = self.parts(offset, len as u64).peekable();

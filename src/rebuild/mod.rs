@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::graph::{NodeKind, NodeMeta};
 use crate::id::NodeId;
 use crate::pack::{Meta, Node, Packs};
+use ::bytes::Bytes;
 use ahead::Pool;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
@@ -161,7 +162,7 @@ impl Rebuilder {
         nested: usize,
         left: &mut usize,
     ) -> Result<Vec<u8>> {
-        let mut chain: Vec<(NodeMeta, Vec<u8>)> = Vec::new();
+        let mut chain: Vec<(NodeMeta, Bytes)> = Vec::new();
         let mut buf = Vec::new();
         let mut next = Some(*id);
         while let Some(at) = next {

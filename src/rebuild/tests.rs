@@ -26,7 +26,7 @@ impl NodeSource for Nodes {
         Ok(Node {
             kind: NodeKind::Chunk as u8,
             meta: meta.encode(),
-            payload: payload.clone(),
+            payload: payload.clone().into(),
         })
     }
 

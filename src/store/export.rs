@@ -6,14 +6,9 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-
-/// Bytes written at a time, and rebuilt ahead of that.
-const STEP: usize = 1 << 20;
-const AHEAD: usize = 16 << 20;
 
 impl Store {
     /// Writes a version's entries below `dest`, which is made if absent; nothing there is overwritten. Bytes, names, modes,
@@ -89,18 +84,7 @@ impl Store {
     ) -> Result<()> {
         let view = self.file(hash, len)?;
         let mut file = File::create_new(path).doing(|| "create".to_owned())?;
-        let mut at = 0;
-        while at < len {
-            view.read_ahead(at, AHEAD);
-            let bytes = view.read(at, STEP)?;
-            if bytes.is_empty() {
-                return Err(Error::damage("file ends early"));
-            }
-            file.write_all(&bytes).doing(|| "write".to_owned())?;
-            at += bytes.len() as u64;
-            told(bytes.len() as u64);
-        }
-        Ok(())
+        view.copy_to(0..len, &mut file, told)
     }
 }
 

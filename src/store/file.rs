@@ -1,11 +1,17 @@
 //! Files of versions and their views, as doors read them.
 
 use super::Slice;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, IoContext, Kind, Result};
 use crate::format::{self, Format, Virtual};
 use crate::rebuild::{StoredFile, VirtualFile};
 use crate::tensor::Dtype;
+use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+
+/// Bytes copied at a time, and rebuilt ahead of that.
+const STEP: usize = 1 << 20;
+const AHEAD: usize = 16 << 20;
 
 /// A file of a version, or a view of one: random access, rebuilt chunk by chunk through the shared cache.
 pub struct FileView {
@@ -105,6 +111,30 @@ impl FileView {
             Body::Stored(f) => f.read_ahead(offset, len as u64),
             Body::Laid(f) => f.read_ahead(offset, len as u64),
         }
+    }
+
+    /// Writes the bytes of a range, all of which must be there; `told` hears of them.
+    pub fn copy_to(&self, range: Range<u64>, out: &mut dyn Write, told: &mut dyn FnMut(u64)) -> Result<()> {
+        // What is large goes past the buffer, from the chunk where it is.
+        let mut out = BufWriter::with_capacity(STEP / 16, out);
+        let mut at = range.start;
+        while at < range.end {
+            let left = usize::try_from(range.end - at).unwrap_or(usize::MAX);
+            if left > STEP {
+                self.read_ahead(at, left.min(AHEAD));
+            }
+            let bytes = match &self.body {
+                Body::Stored(f) => f.read_part(at, left.min(STEP))?,
+                Body::Laid(f) => f.read(at, left.min(STEP))?,
+            };
+            if bytes.is_empty() {
+                return Err(Error::damage("file ends early"));
+            }
+            out.write_all(&bytes).doing(|| "write".to_owned())?;
+            at += bytes.len() as u64;
+            told(bytes.len() as u64);
+        }
+        out.flush().doing(|| "write".to_owned())
     }
 
     fn source(&self) -> Result<&Arc<StoredFile>> {

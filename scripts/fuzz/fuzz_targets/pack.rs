@@ -7,7 +7,7 @@ use zspace::pack::parse::{self, Pos, RunHeader, SegmentHeader};
 fuzz_target!(|data: &[u8]| {
     let [which, data @ ..] = data else { return };
     match which % 8 {
-        0 => drop(parse::record(data)),
+        0 => drop(parse::record(data.to_vec())),
         1 => drop(parse::record_header(data)),
         2 => drop(parse::journal_record(data)),
         3 => drop(parse::journal_len(data)),

@@ -121,48 +121,48 @@ fn decode_words<W: Word>(r: &mut Reader<'_>, float: bool, raw: &mut [u8]) -> Res
             });
             at = end;
         }
-        scratch::with_bytes(4 * (n + ROOM), |places| {
-            scratch::with_bytes(n + ROOM, |events| {
-                let places = places.as_chunks_mut().0;
-                let locate = Locate::<W> {
-                    classes: &mut classes,
-                    base: raw,
-                    places,
-                    events,
-                    word: PhantomData,
-                };
-                let count = cpu::best(locate);
-                if classes
-                    .iter()
-                    .zip(&head.lens)
-                    .any(|(c, len)| c.bits.taken() != *len)
-                {
-                    return Err(Error::damage("classes have not the elements that they say"));
-                }
-                scratch::with_bytes(count, |tokens| {
-                    take_coded(r, &head.tokens, &events[..count], tokens)?;
-                    let beside = r.blob()?;
-                    let places = &places[..count];
-                    let apply = Apply::<W> {
-                        places,
-                        tokens,
-                        beside: BitReader::new(beside),
-                        raw,
-                        highest: head.highest,
+        scratch::with_bytes(n.div_ceil(BLOCK) * MASK, |masks| {
+            scratch::with_bytes(n + BLOCK, |tokens| {
+                let masks = masks.as_chunks_mut().0;
+                let count = scratch::with_bytes(n + BLOCK, |events| {
+                    let locate = Locate::<W> {
+                        classes: &mut classes,
+                        base: raw,
+                        masks,
+                        events,
                         word: PhantomData,
                     };
-                    let taken = if float {
-                        cpu::best(Floats(apply))
-                    } else {
-                        cpu::best(Integers(apply))
-                    };
-                    if taken.div_ceil(BLOCK) * (BLOCK / 8) != beside.len() {
-                        return Err(Error::damage(
-                            "bits beside the tokens are not as many as they need",
-                        ));
+                    let count = cpu::best(locate);
+                    if classes
+                        .iter()
+                        .zip(&head.lens)
+                        .any(|(c, len)| c.bits.taken() != *len)
+                    {
+                        return Err(Error::damage("classes have not the elements that they say"));
                     }
-                    Ok(())
-                })
+                    take_coded(r, &head.tokens, &events[..count], &mut tokens[..count])?;
+                    Ok(count)
+                })?;
+                let beside = r.blob()?;
+                let apply = Apply::<W> {
+                    masks,
+                    tokens: &tokens[..count + BLOCK],
+                    beside: BitReader::new(beside),
+                    raw,
+                    highest: head.highest,
+                    word: PhantomData,
+                };
+                let taken = if float {
+                    cpu::best(Floats(apply))
+                } else {
+                    cpu::best(Integers(apply))
+                };
+                if taken.div_ceil(BLOCK) * (BLOCK / 8) != beside.len() {
+                    return Err(Error::damage(
+                        "bits beside the tokens are not as many as they need",
+                    ));
+                }
+                Ok(())
             })
         })
     })
@@ -207,18 +207,19 @@ fn short() -> Error {
     Error::damage("escapes and what was put aside do not agree")
 }
 
-/// Finds out which elements have a token: where they are and the class of each. There is room for all and [`ROOM`] more. Gives
-/// how many there are.
+/// Finds out which elements have a token: a bit for each, and the class of those that have. There is room for all and a block more.
+/// Gives how many there are.
 struct Locate<'a, 'b, W> {
     classes: &'a mut [Class<'b>],
     base: &'a [u8],
-    places: &'a mut [[u8; 4]],
+    /// For each block.
+    masks: &'a mut [[u8; MASK]],
     events: &'a mut [u8],
     word: PhantomData<W>,
 }
 
-/// So many places are written at once, whether they are needed or not: that is quicker than to count.
-const ROOM: usize = 4;
+/// Bytes of a bit for each element of a block.
+const MASK: usize = BLOCK / 8;
 
 /// Blocks whose magnitudes are worked out before they are looked at.
 const AHEAD: usize = 8;
@@ -228,13 +229,10 @@ impl<W: Word> Work for Locate<'_, '_, W> {
 
     #[inline(always)]
     fn run(self, cpu: impl Cpu) -> usize {
-        if self.classes.iter().all(|c| c.kind == Kind::Dense) {
-            return self.all();
-        }
         let Locate {
             classes,
             base,
-            places,
+            masks,
             events,
             ..
         } = self;
@@ -248,12 +246,13 @@ impl<W: Word> Work for Locate<'_, '_, W> {
             }
         }
         let mut magnitudes = [[0; BLOCK]; AHEAD];
-        let (mut count, mut start) = (0, 0);
-        for bytes in base.chunks(AHEAD * BLOCK * W::WIDTH) {
-            for (block, magnitudes) in bytes.chunks(BLOCK * W::WIDTH).zip(&mut magnitudes) {
+        let mut count = 0;
+        for (bytes, masks) in base.chunks(AHEAD * BLOCK * W::WIDTH).zip(masks.chunks_mut(AHEAD)) {
+            let blocks = || bytes.chunks(BLOCK * W::WIDTH);
+            for (block, magnitudes) in blocks().zip(&mut magnitudes) {
                 W::magnitudes(&block_or_part(block), magnitudes);
             }
-            for (block, magnitudes) in bytes.chunks(BLOCK * W::WIDTH).zip(&magnitudes) {
+            for ((block, mask), magnitudes) in blocks().zip(masks).zip(&magnitudes) {
                 let mut below = u64::MAX >> (BLOCK - block.len() / W::WIDTH);
                 let mut valued = 0;
                 for class in ranges.iter_mut().rev() {
@@ -268,55 +267,25 @@ impl<W: Word> Work for Locate<'_, '_, W> {
                         }
                     }
                 }
-                let n = valued.count_ones() as usize;
-                for done in (0..n).step_by(ROOM) {
-                    let at = count + done;
-                    let (Some(places), Some(events)) =
-                        (places.get_mut(at..at + ROOM), events.get_mut(at..at + ROOM))
-                    else {
-                        return count;
-                    };
-                    for (place, event) in places.iter_mut().zip(events) {
-                        let i = valued.trailing_zeros() as usize;
-                        *place = ((start + i) as u32).to_le_bytes();
-                        *event = class_of[usize::from(magnitudes[i % BLOCK])];
-                        valued &= valued.wrapping_sub(1);
-                    }
-                }
-                count += n;
-                start += BLOCK;
+                *mask = valued.to_le_bytes();
+                let Some(room) = events.get_mut(count..).and_then(|e| e.first_chunk_mut()) else {
+                    return count;
+                };
+                cpu.pack(magnitudes, valued, room);
+                count += valued.count_ones() as usize;
             }
+        }
+        for event in &mut events[..count] {
+            *event = class_of[usize::from(*event)];
         }
         count
     }
 }
 
-impl<W: Word> Locate<'_, '_, W> {
-    /// The classes of all elements; places are not needed.
-    #[inline(always)]
-    fn all(self) -> usize {
-        let n = self.base.len() / W::WIDTH;
-        for (block, events) in self
-            .base
-            .chunks(BLOCK * W::WIDTH)
-            .zip(self.events[..n].chunks_mut(BLOCK))
-        {
-            let (mut magnitudes, mut classes) = ([0; BLOCK], [0; BLOCK]);
-            W::magnitudes(&block_or_part(block), &mut magnitudes);
-            for class in self.classes.iter().skip(1) {
-                for (c, m) in classes.iter_mut().zip(&magnitudes) {
-                    *c += u8::from(*m >= class.from);
-                }
-            }
-            events.copy_from_slice(&classes[..events.len()]);
-        }
-        n
-    }
-}
-
 /// Adds the differences to the base; gives how many bits it took from beside the tokens.
 struct Apply<'a, W> {
-    places: &'a [[u8; 4]],
+    masks: &'a [[u8; MASK]],
+    /// A block more than there are.
     tokens: &'a [u8],
     beside: BitReader<'a>,
     raw: &'a mut [u8],
@@ -324,6 +293,9 @@ struct Apply<'a, W> {
     highest: u8,
     word: PhantomData<W>,
 }
+
+/// If so many of a block have bits beside their tokens, all are done one by one.
+const MANY: u32 = 16;
 
 struct Floats<'a, W>(Apply<'a, W>);
 
@@ -353,8 +325,8 @@ impl<W: Word> Apply<'_, W> {
     #[inline(always)]
     fn run(self, cpu: impl Cpu, float: bool, add: impl Fn(W, i64) -> W) -> usize {
         let Apply {
-            places,
-            tokens,
+            masks,
+            mut tokens,
             mut beside,
             raw,
             highest,
@@ -372,35 +344,33 @@ impl<W: Word> Apply<'_, W> {
             let moved = add(base, (bits.cast_signed() ^ sign).wrapping_sub(sign));
             if meaning.flip { base.flipped(bits) } else { moved }
         };
-        if tokens.len() == raw.len() / W::WIDTH {
-            let exact = token::exact(W::WIDTH);
-            for (bytes, tokens) in raw.chunks_mut(BLOCK * W::WIDTH).zip(tokens.chunks(BLOCK)) {
-                let mut words = block_or_part::<W>(bytes);
-                match tokens.first_chunk() {
-                    Some(tokens)
-                        if cpu.at_least(tokens, token::ZERO - exact + 1)
-                            & !cpu.at_least(tokens, token::ZERO + exact)
-                            == u64::MAX =>
-                    {
-                        for (x, t) in words.iter_mut().zip(tokens) {
-                            *x = add(*x, i64::from(*t) - i64::from(token::ZERO));
-                        }
-                    }
-                    _ => {
-                        for (x, t) in words.iter_mut().zip(tokens) {
-                            *x = apply(*x, *t);
-                        }
-                    }
+        let exact = token::exact(W::WIDTH);
+        for (bytes, mask) in raw.chunks_mut(BLOCK * W::WIDTH).zip(masks) {
+            let mask = u64::from_le_bytes(*mask);
+            let Some(next) = tokens.first_chunk().filter(|_| mask != 0) else {
+                continue;
+            };
+            tokens = &tokens[mask.count_ones() as usize..];
+            let here = cpu.unpack(next, mask, token::ZERO);
+            let base = block_or_part::<W>(bytes);
+            let mut words = base;
+            let mut with_bits =
+                !cpu.at_least(&here, token::ZERO - exact + 1) | cpu.at_least(&here, token::ZERO + exact);
+            if with_bits.count_ones() >= MANY {
+                for (x, t) in words.iter_mut().zip(&here) {
+                    *x = apply(*x, *t);
                 }
-                W::store(&words[..bytes.len() / W::WIDTH], bytes);
-            }
-        } else {
-            for (t, place) in tokens.iter().zip(places) {
-                let place = u32::from_le_bytes(*place) as usize;
-                if let Some(x) = W::get(raw, place) {
-                    W::set(raw, place, apply(x, *t));
+            } else {
+                for (x, t) in words.iter_mut().zip(&here) {
+                    *x = add(*x, i64::from(*t) - i64::from(token::ZERO));
+                }
+                while with_bits != 0 {
+                    let i = with_bits.trailing_zeros() as usize % BLOCK;
+                    words[i] = apply(base[i], here[i]);
+                    with_bits &= with_bits - 1;
                 }
             }
+            W::store(&words[..bytes.len() / W::WIDTH], bytes);
         }
         beside.taken()
     }

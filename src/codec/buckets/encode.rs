@@ -8,7 +8,7 @@ use crate::codec::cpu::{self, BLOCK, Cpu, Work};
 use crate::codec::lanes::{Word, block_or_part, for_width};
 use crate::codec::rans::{self, SCALE};
 use crate::codec::weights::Weights;
-use crate::codec::{Input, diff};
+use crate::codec::{Input, diff, scratch};
 use std::marker::PhantomData;
 
 /// Blocks that are looked at to choose the classes.
@@ -33,14 +33,25 @@ fn encode_words<W: Word>(raw: &[u8], base: &[u8], float: bool, w: &mut Writer) {
     let sample = cpu::best(Sampling(pair));
     let classes = sample.classes();
     let highest = sample.highest_flip();
-    let mut split = cpu::best(Splitting {
-        pair,
-        classes: &classes,
-        highest,
+    let room = pair.blocks() * BLOCK + BLOCK;
+    scratch::with_bytes(room, |tokens| {
+        scratch::with_bytes(room, |token_classes| {
+            let split = cpu::best(Splitting {
+                pair,
+                classes: &classes,
+                highest,
+                tokens,
+                token_classes,
+            });
+            write(&classes, highest, split, w);
+        });
     });
+}
 
+/// Writes what was split.
+fn write(classes: &[Class], highest: u8, mut split: Split<'_>, w: &mut Writer) {
     let mut counts = vec![[0u32; 256]; classes.len()];
-    for (c, t) in split.classes.iter().zip(&split.tokens) {
+    for (c, t) in split.classes.iter().zip(split.tokens) {
         if let Some(counts) = counts.get_mut(usize::from(*c)) {
             counts[usize::from(*t)] += 1;
         }
@@ -84,7 +95,7 @@ fn encode_words<W: Word>(raw: &[u8], base: &[u8], float: bool, w: &mut Writer) {
     }
     put_coded(&bits_tables, &bit_classes, &bits, w);
     w.blob(&bits_aside);
-    put_coded(&token_tables, &split.classes, &split.tokens, w);
+    put_coded(&token_tables, split.classes, split.tokens, w);
     w.blob(&split.beside.finish());
 }
 
@@ -189,6 +200,22 @@ impl<W: Word> Block<W> {
         (token, beside, difference.unsigned_abs() & ((1 << beside) - 1))
     }
 
+    /// The tokens of those elements that have the same sign and only a token; 0 for all others.
+    #[inline(always)]
+    fn small_differences(&self, float: bool) -> [u8; BLOCK] {
+        let mut tokens = [0; BLOCK];
+        for ((x, b), t) in self.raw.iter().zip(&self.base).zip(&mut tokens) {
+            let (from, to) = if float {
+                (b.ordered(), x.ordered())
+            } else {
+                (*b, *x)
+            };
+            let token = to.near(from, token::exact(W::WIDTH), token::ZERO);
+            *t = if float && x.differs_in_sign(*b) { 0 } else { token };
+        }
+        tokens
+    }
+
     /// A bit for each element that differs.
     #[inline(always)]
     fn changed(&self, cpu: impl Cpu) -> u64 {
@@ -225,61 +252,49 @@ impl<W: Word> Work for Sampling<'_, W> {
 }
 
 /// Which elements have a token, and what follows.
-struct Split {
+struct Split<'a> {
     /// For each class whether its elements differ, if it is sparse.
     bits: Vec<BitWriter>,
     /// The tokens, in order, the class of each, and the bits beside them.
-    tokens: Vec<u8>,
-    classes: Vec<u8>,
+    tokens: &'a [u8],
+    classes: &'a [u8],
     beside: BitWriter,
 }
 
-impl Split {
-    /// Adds a block whose elements all have a token.
-    #[inline(always)]
-    fn block<W: Word>(&mut self, block: &Block<W>, float: bool, highest: u8, class_of: &[u8; 256]) {
-        let (mut tokens, mut classes) = ([0; BLOCK], [0; BLOCK]);
-        for i in 0..BLOCK {
-            let (token, beside, bits) = block.token(i, float, highest);
-            tokens[i] = token;
-            classes[i] = class_of[usize::from(block.magnitudes[i])];
-            self.beside.put(bits, beside);
-        }
-        self.tokens.extend_from_slice(&tokens);
-        self.classes.extend_from_slice(&classes);
-    }
-}
+/// If so many of a block have no small difference, all are done one by one.
+const MANY: u32 = 16;
 
-struct Splitting<'a, W> {
+struct Splitting<'a, 'b, W> {
     pair: Pair<'a, W>,
     classes: &'a [Class],
     /// The highest magnitude of elements with the other sign.
     highest: u8,
+    /// Room for a token and its class for all elements, and a block more.
+    tokens: &'b mut [u8],
+    token_classes: &'b mut [u8],
 }
 
-impl<W: Word> Work for Splitting<'_, W> {
-    type Output = Split;
+impl<'b, W: Word> Work for Splitting<'_, 'b, W> {
+    type Output = Split<'b>;
 
     #[inline(always)]
-    fn run(self, cpu: impl Cpu) -> Split {
+    fn run(self, cpu: impl Cpu) -> Split<'b> {
         let Splitting {
             pair,
             classes,
             highest,
+            tokens,
+            token_classes,
         } = self;
-        let class_of = super::class_table(classes.iter().map(|c| c.from));
-        let mut split = Split {
-            bits: classes.iter().map(|_| BitWriter::default()).collect(),
-            tokens: Vec::new(),
-            classes: Vec::new(),
-            beside: BitWriter::default(),
-        };
+        let mut bits: Vec<_> = classes.iter().map(|_| BitWriter::default()).collect();
+        let mut beside = BitWriter::default();
+        let mut count = 0;
         for i in 0..pair.blocks() {
             let block = pair.block(i);
             let changed = block.changed(cpu);
             let mut valued = 0;
             let mut below = u64::MAX >> (BLOCK - block.len);
-            for (class, bits) in classes.iter().zip(&mut split.bits).rev() {
+            for (class, bits) in classes.iter().zip(&mut bits).rev() {
                 let from = cpu.at_least(&block.magnitudes, class.from);
                 let here = below & from;
                 below &= !from;
@@ -290,19 +305,38 @@ impl<W: Word> Work for Splitting<'_, W> {
                     valued |= here;
                 }
             }
-            if valued == u64::MAX {
-                split.block(&block, pair.float, highest, &class_of);
-                continue;
+            let (Some(tokens), Some(token_classes)) = (
+                tokens.get_mut(count..).and_then(|t| t.first_chunk_mut()),
+                token_classes.get_mut(count..).and_then(|c| c.first_chunk_mut()),
+            ) else {
+                break;
+            };
+            let mut small = block.small_differences(pair.float);
+            let mut others = valued & !cpu.at_least(&small, 1);
+            if others.count_ones() >= MANY {
+                // Those without a token do not differ, and have no bits beside it.
+                others = u64::MAX;
             }
-            while valued != 0 {
-                let i = valued.trailing_zeros() as usize;
-                let (token, beside, bits) = block.token(i, pair.float, highest);
-                split.tokens.push(token);
-                split.classes.push(class_of[usize::from(block.magnitudes[i])]);
-                split.beside.put(bits, beside);
-                valued &= valued - 1;
+            while others != 0 {
+                let i = others.trailing_zeros() as usize % BLOCK;
+                let (token, n, bits) = block.token(i, pair.float, highest);
+                small[i] = token;
+                beside.put(bits, n);
+                others &= others - 1;
             }
+            cpu.pack(&small, valued, tokens);
+            cpu.pack(&block.magnitudes, valued, token_classes);
+            count += valued.count_ones() as usize;
         }
-        split
+        let class_of = super::class_table(classes.iter().map(|c| c.from));
+        for c in &mut token_classes[..count] {
+            *c = class_of[usize::from(*c)];
+        }
+        Split {
+            bits,
+            tokens: &tokens[..count],
+            classes: &token_classes[..count],
+            beside,
+        }
     }
 }

@@ -210,7 +210,7 @@ impl<'a> Repack<'a> {
         };
         let meta = NodeMeta::decode(row.kind, &meta)?;
         if let Some(meta) = restamped(&meta, payload.len() as u32, base) {
-            return Ok((meta, payload));
+            return Ok((meta, payload.into()));
         }
         let raw = self.parts.rebuilder.node(packs, row.kind, &row.id)?;
         let encoder = Encoder {

@@ -71,7 +71,7 @@ pub(super) fn spoil(store: &Store) {
 pub(super) fn stretch(store: &Store) {
     publish_again(store, |mut meta, id| {
         meta.delta.as_mut()?.depth = 32;
-        Some((meta, store.0.parts.packs.get(id).unwrap().payload))
+        Some((meta, store.0.parts.packs.get(id).unwrap().payload.into()))
     });
 }
 
