@@ -1,6 +1,8 @@
 //! The few operations on 64 elements at once for which processors have instructions that Rust does not find by itself, and loops
 //! compiled once for any processor and once for what most have today. All give the same results.
 
+use super::rans::{LANES, Tables};
+
 /// Elements handled at once: one bit of a word each.
 pub(super) const BLOCK: usize = 64;
 
@@ -16,6 +18,18 @@ pub(super) trait Cpu: Copy {
     fn pack(self, from: &[u8; BLOCK], mask: u64, to: &mut [u8; BLOCK]);
     /// The first bytes of `from` in the places where `mask` has ones, `other` in all others.
     fn unpack(self, from: &[u8; BLOCK], mask: u64, other: u8) -> [u8; BLOCK];
+    /// Decodes as many groups of bytes as it can by [`super::rans`], one after the other: gives how many, and how many bytes of
+    /// `words` topped up the states.
+    fn decode_groups<const K: usize>(
+        self,
+        _tables: &Tables,
+        _contexts: impl Fn(usize) -> [u8; LANES],
+        _states: &mut [u32; LANES],
+        _words: &[u8],
+        _groups: &mut [[u8; LANES]],
+    ) -> (usize, usize) {
+        (0, 0)
+    }
 }
 
 /// Work that is compiled for each kind of processor. `run` must be `#[inline(always)]`, and so must what it calls in loops.

@@ -43,6 +43,8 @@ pub(super) trait Word: Copy + Eq + Default + 'static {
     fn xor(self, other: Self) -> Self;
     /// The first block of `bytes`, if there is a whole one.
     fn block(bytes: &[u8]) -> Option<[Self; BLOCK]>;
+    /// Stores a block at the front of `bytes`, if there is room for a whole one.
+    fn put_block(block: &[Self; BLOCK], bytes: &mut [u8]) -> bool;
     /// For each element a byte that grows with its magnitude: a float's exponent.
     fn magnitudes(from: &[Self; BLOCK], to: &mut [u8; BLOCK]);
     /// Bits below a magnitude.
@@ -143,6 +145,14 @@ macro_rules! word {
                 Some(block)
             }
             #[inline(always)]
+            fn put_block(block: &[Self; BLOCK], bytes: &mut [u8]) -> bool {
+                let Some(bytes) = bytes.first_chunk_mut::<{ BLOCK * size_of::<$u>() }>() else {
+                    return false;
+                };
+                bytes.copy_from_slice(bytemuck::bytes_of(&block.map($u::to_le)));
+                true
+            }
+            #[inline(always)]
             fn magnitudes(from: &[Self; BLOCK], to: &mut [u8; BLOCK]) {
                 for (f, t) in from.iter().zip(to) {
                     *t = f.magnitude();
@@ -204,11 +214,30 @@ word!(
 /// The first block of `bytes`; elements that are not there are 0.
 #[inline(always)]
 pub(super) fn block_or_part<W: Word>(bytes: &[u8]) -> [W; BLOCK] {
-    W::block(bytes).unwrap_or_else(|| {
-        let mut block = [W::default(); BLOCK];
-        W::load(bytes, &mut block);
-        block
-    })
+    W::block(bytes).unwrap_or_else(|| part(bytes))
+}
+
+#[cold]
+#[inline(never)]
+fn part<W: Word>(bytes: &[u8]) -> [W; BLOCK] {
+    let mut block = [W::default(); BLOCK];
+    W::load(bytes, &mut block);
+    block
+}
+
+/// Stores a block, or as much of it as there is room for.
+#[inline(always)]
+pub(super) fn store_block<W: Word>(block: &[W; BLOCK], bytes: &mut [u8]) {
+    if !W::put_block(block, bytes) {
+        store_part(block, bytes);
+    }
+}
+
+// By itself, so that the compiler does not make one copy of any length of both.
+#[cold]
+#[inline(never)]
+fn store_part<W: Word>(block: &[W; BLOCK], bytes: &mut [u8]) {
+    W::store(&block[..bytes.len() / W::WIDTH], bytes);
 }
 
 /// Calls `$f::<W>($args…)` with the word of a number's width.

@@ -2,6 +2,7 @@
 //! states of 32 bits that move 16 bits at a time (F. Giesen, arXiv 1402.3392). Takes fractions of a bit for what is almost certain,
 //! where Huffman codes take one. Each byte may have its own table, chosen by a context that the decoder knows beforehand.
 
+use super::cpu::{self, Cpu, Work};
 use super::scratch;
 use crate::bytes::{Reader, Writer};
 use crate::error::{Error, Result};
@@ -9,7 +10,7 @@ use std::cell::Cell;
 use std::hint::select_unpredictable;
 
 /// Frequencies add up to two to this power.
-const SCALE_BITS: u32 = 12;
+pub(super) const SCALE_BITS: u32 = 12;
 /// What the frequencies of a table add up to.
 pub(super) const SCALE: u32 = 1 << SCALE_BITS;
 /// States; byte `i` belongs to state `i % LANES`.
@@ -17,7 +18,7 @@ pub(super) const LANES: usize = 8;
 /// Tables at most.
 const MAX_TABLES: usize = 16;
 /// A state is at least this between two bytes; where the encoder starts and the decoder must end.
-const LOW: u32 = 1 << 16;
+pub(super) const LOW: u32 = 1 << 16;
 
 /// How often each byte is expected, in 4096ths. They add up to [`SCALE`].
 pub(super) type Frequencies = [u32; 256];
@@ -156,12 +157,11 @@ pub(super) fn decode<const K: usize>(
     r: Reader<'_>,
     out: &mut [u8],
 ) -> Result<()> {
-    let mut table = TABLES
-        .take()
-        .unwrap_or_else(|| Box::new([[0; SCALE as usize]; MAX_TABLES]));
-    for (t, f) in table.iter_mut().zip(tables) {
-        fill(f, t);
-    }
+    let mut table = TABLES.take().unwrap_or_else(|| Box::new([0; TABLES_LEN]));
+    cpu::best(Fill {
+        tables,
+        to: &mut table,
+    });
     let result = decode_with::<K>(&table, contexts, r, out);
     TABLES.set(Some(table));
     result
@@ -169,11 +169,11 @@ pub(super) fn decode<const K: usize>(
 
 thread_local! {
     /// Kept, as a fresh one costs as much as filling it.
-    static TABLES: Cell<Option<Box<[Table; MAX_TABLES]>>> = const { Cell::new(None) };
+    static TABLES: Cell<Option<Box<Tables>>> = const { Cell::new(None) };
 }
 
 fn decode_with<const K: usize>(
-    table: &[Table; MAX_TABLES],
+    table: &Tables,
     contexts: impl Contexts,
     mut r: Reader<'_>,
     out: &mut [u8],
@@ -182,43 +182,82 @@ fn decode_with<const K: usize>(
     for x in &mut states {
         *x = r.u32()?;
     }
-    let mut words = r.raw(r.remaining())?;
+    let words = r.raw(r.remaining())?;
     let (groups, rest) = out.as_chunks_mut::<LANES>();
-    let from = groups.len();
-    for (g, group) in groups.iter_mut().enumerate() {
-        let contexts = contexts.group(g);
-        let n = match words.first_chunk() {
-            Some(next) => step::<K>(table, contexts, &mut states, next, group),
-            // Near the end, zeros stand in for words that are not there; none of them may be taken.
-            None => step::<K>(table, contexts, &mut states, &padded(words), group),
-        };
-        words = words
-            .get(n..)
-            .ok_or_else(|| Error::damage("entropy-coded bytes are truncated"))?;
+    let count = groups.len();
+    let mut run = |first: usize, words: &[u8], groups: &mut [[u8; LANES]]| {
+        cpu::best(Groups::<K, _> {
+            table,
+            contexts,
+            first,
+            states: &mut states,
+            words,
+            groups,
+        })
+    };
+    let (done, used) = run(0, words, groups);
+    // Near the end, zeros stand in for words that are not there; none of them may be taken.
+    let mut last = [0; 6 * LANES];
+    for (l, w) in last.iter_mut().zip(words.iter().skip(used).take(2 * LANES)) {
+        *l = *w;
     }
-    let next = padded(words);
+    let (more, used_last) = run(done, &last, &mut groups[done..]);
+    let next = last.get(used_last..).and_then(|l| l.first_chunk());
+    let next = next
+        .filter(|_| done + more == count)
+        .ok_or_else(|| Error::damage("entropy-coded bytes are truncated"))?;
     let mut taken = 0;
     for (i, (x, b)) in states.iter_mut().zip(rest).enumerate() {
-        let table = &table[usize::from(contexts.at(from * LANES + i)) % K];
-        *b = take(table, x, &next, &mut taken);
+        let entry = entry::<K>(table, contexts.at(count * LANES + i), *x);
+        *b = take(entry, x, next, &mut taken);
     }
-    if 2 * taken != words.len() || states != [LOW; LANES] {
+    if used + used_last + 2 * taken != words.len() || states != [LOW; LANES] {
         return Err(Error::damage("entropy-coded bytes do not end where they should"));
     }
     Ok(())
 }
 
-fn padded(words: &[u8]) -> [u8; 2 * LANES] {
-    let mut next = [0; 2 * LANES];
-    let n = words.len().min(next.len());
-    next[..n].copy_from_slice(&words[..n]);
-    next
+/// Decodes groups as far as there are words that may be needed; gives how many, and the bytes that topped up the states.
+struct Groups<'a, const K: usize, C> {
+    table: &'a Tables,
+    contexts: C,
+    /// The number of the first group.
+    first: usize,
+    states: &'a mut [u32; LANES],
+    words: &'a [u8],
+    groups: &'a mut [[u8; LANES]],
+}
+
+impl<const K: usize, C: Contexts> Work for Groups<'_, K, C> {
+    type Output = (usize, usize);
+
+    #[inline(always)]
+    fn run(self, cpu: impl Cpu) -> (usize, usize) {
+        let Groups {
+            table,
+            contexts,
+            first,
+            states,
+            words,
+            groups,
+        } = self;
+        let contexts = |g: usize| contexts.group(first + g);
+        let (mut done, mut used) = cpu.decode_groups::<K>(table, contexts, states, words, groups);
+        for group in &mut groups[done..] {
+            let Some(next) = words.get(used..).and_then(|w| w.first_chunk()) else {
+                break;
+            };
+            used += step::<K>(table, contexts(done), states, next, group);
+            done += 1;
+        }
+        (done, used)
+    }
 }
 
 /// Decodes a byte from each state; gives the bytes of `next` that topped them up.
 #[inline(always)]
 fn step<const K: usize>(
-    table: &[Table; MAX_TABLES],
+    table: &Tables,
     contexts: [u8; LANES],
     states: &mut [u32; LANES],
     next: &[u8; 2 * LANES],
@@ -226,15 +265,14 @@ fn step<const K: usize>(
 ) -> usize {
     let mut taken = 0;
     for (x, (b, c)) in states.iter_mut().zip(group.iter_mut().zip(contexts)) {
-        *b = take(&table[usize::from(c) % K], x, next, &mut taken);
+        *b = take(entry::<K>(table, c, *x), x, next, &mut taken);
     }
     2 * taken
 }
 
-/// Decodes a byte from one state and tops it up from `next`, of which `taken` words have been taken.
+/// Decodes a byte from one state, whose entry this is, and tops it up from `next`, of which `taken` words have been taken.
 #[inline(always)]
-fn take(table: &Table, x: &mut u32, next: &[u8; 2 * LANES], taken: &mut usize) -> u8 {
-    let entry = table[(*x % SCALE) as usize];
+fn take(entry: u32, x: &mut u32, next: &[u8; 2 * LANES], taken: &mut usize) -> u8 {
     let upper = *x >> SCALE_BITS;
     // Below 2³², as the frequency is at most 2¹² and the state's upper bits below 2²⁰.
     let y = (entry >> 20) * upper + (upper + (entry >> 8 & (SCALE - 1)));
@@ -247,14 +285,48 @@ fn take(table: &Table, x: &mut u32, next: &[u8; 2 * LANES], taken: &mut usize) -
     entry as u8
 }
 
-type Table = [u32; SCALE as usize];
+/// The tables of a decoder, one after the other. For each remainder of a state: frequency less one in the upper 12 bits, offset
+/// within it in the next 12, the byte in the lower 8.
+pub(super) type Tables = [u32; TABLES_LEN];
 
-/// For each remainder of a state: frequency less one in the upper 12 bits, offset within it in the next 12, the byte in the lower 8.
-fn fill(f: &Frequencies, table: &mut Table) {
-    let mut entries = table.iter_mut();
-    for (s, freq) in (0..).zip(*f) {
-        for (offset, entry) in (0..freq).zip(&mut entries) {
-            *entry = (freq - 1) << 20 | offset << 8 | s;
+const TABLES_LEN: usize = MAX_TABLES * SCALE as usize + RUN;
+
+/// So many entries are written at once: what is too much, those of the next byte cover.
+const RUN: usize = 16;
+
+/// Fills tables.
+struct Fill<'a> {
+    tables: &'a [Frequencies],
+    to: &'a mut Tables,
+}
+
+impl Work for Fill<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self, _: impl Cpu) {
+        for (t, frequencies) in self.tables.iter().enumerate().take(MAX_TABLES) {
+            let mut at = t * SCALE as usize;
+            for (s, frequency) in (0..).zip(frequencies) {
+                let end = at + *frequency as usize;
+                let mut entry = frequency.wrapping_sub(1) << 20 | s;
+                for from in (at..end).step_by(RUN) {
+                    let Some(run) = self.to[from..].first_chunk_mut::<RUN>() else {
+                        return;
+                    };
+                    for (e, i) in run.iter_mut().zip(0..) {
+                        *e = entry + (i << 8);
+                    }
+                    entry = entry.wrapping_add((RUN as u32) << 8);
+                }
+                at = end;
+            }
         }
     }
+}
+
+/// The entry for a state in the table of a context.
+#[inline(always)]
+fn entry<const K: usize>(tables: &Tables, context: u8, x: u32) -> u32 {
+    tables[usize::from(context) % K * SCALE as usize + (x % SCALE) as usize]
 }

@@ -54,35 +54,40 @@ impl<'a> BitReader<'a> {
     /// The next `n` bits, at most 64; at most 57 if `few`, which is quicker.
     #[inline(always)]
     pub(super) fn take(&mut self, n: u32, few: bool) -> u64 {
-        let (at, shift) = (self.at / 8, self.at as u32 % 8);
+        let bits = peek(self.bytes, self.at, few);
         self.at += n as usize;
-        let bits = match self.bytes.get(at..).and_then(|b| b.first_chunk()) {
-            Some(word) => u64::from_le_bytes(*word) >> shift,
-            None => self.last(at) >> shift,
-        };
-        let bits = if few {
-            bits
-        } else {
-            let next = self.bytes.get(at + 8).copied().unwrap_or_default();
-            bits | (u64::from(next) << 1) << (63 - shift)
-        };
         // All ones for 64.
         bits & (1u64.checked_shl(n).unwrap_or(0)).wrapping_sub(1)
-    }
-
-    #[cold]
-    fn last(&self, at: usize) -> u64 {
-        let mut word = [0; 8];
-        for (w, b) in word.iter_mut().zip(self.bytes.iter().skip(at)) {
-            *w = *b;
-        }
-        u64::from_le_bytes(word)
     }
 
     /// Bits taken so far.
     pub(super) fn taken(&self) -> usize {
         self.at
     }
+}
+
+/// 64 bits of `bytes` from bit `at` on, of which the lowest 57 are right if `few`, which is quicker, else all.
+#[inline(always)]
+pub(super) fn peek(bytes: &[u8], at: usize, few: bool) -> u64 {
+    let (at, shift) = (at / 8, at as u32 % 8);
+    let bits = match bytes.get(at..).and_then(|b| b.first_chunk()) {
+        Some(word) => u64::from_le_bytes(*word) >> shift,
+        None => last(bytes, at) >> shift,
+    };
+    if few {
+        return bits;
+    }
+    let next = bytes.get(at + 8).copied().unwrap_or_default();
+    bits | (u64::from(next) << 1) << (63 - shift)
+}
+
+#[cold]
+fn last(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    for (w, b) in word.iter_mut().zip(bytes.iter().skip(at)) {
+        *w = *b;
+    }
+    u64::from_le_bytes(word)
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Reading differences in classes, onto the base.
 
-use super::bits::BitReader;
+use super::bits::{BitReader, peek};
 use super::{BITS_ESCAPE, CLASSES, Kind, Ones, Tokens, token};
 use crate::bytes::Reader;
 use crate::codec::cpu::{self, BLOCK, Cpu, Work};
-use crate::codec::lanes::{Word, block_or_part, for_width, take_tail};
+use crate::codec::lanes::{Word, block_or_part, for_width, store_block, take_tail};
 use crate::codec::rans::{self, Frequencies};
 use crate::codec::weights::Weights;
 use crate::codec::{Job, diff, scratch};
@@ -24,14 +24,6 @@ pub(in crate::codec) fn decode(job: Job<'_>) -> Result<()> {
     let float = number.is_float();
     for_width!(number, decode_words(&mut r, float, raw))?;
     take_tail(r, tail)
-}
-
-/// A class as the decoder needs it.
-struct Class<'a> {
-    from: u8,
-    kind: Kind,
-    /// Whether each of its elements differs, if it is sparse.
-    bits: BitReader<'a>,
 }
 
 struct Head {
@@ -110,36 +102,20 @@ fn decode_words<W: Word>(r: &mut Reader<'_>, float: bool, raw: &mut [u8]) -> Res
             take_coded(r, &head.bits, bit_classes, bits)
         })?;
         put_back(bits, r.blob()?)?;
-        let mut classes = Vec::with_capacity(CLASSES);
-        let mut at = 0;
-        for (i, kind) in head.kinds.iter().copied().enumerate() {
-            let end = at + words(i);
-            classes.push(Class {
-                from: head.from[i],
-                kind,
-                bits: BitReader::new(&bits[at..end]),
-            });
-            at = end;
-        }
         scratch::with_bytes(n.div_ceil(BLOCK) * MASK, |masks| {
             scratch::with_bytes(n + BLOCK, |tokens| {
                 let masks = masks.as_chunks_mut().0;
                 let count = scratch::with_bytes(n + BLOCK, |events| {
                     let locate = Locate::<W> {
-                        classes: &mut classes,
+                        head: &head,
+                        bits,
                         base: raw,
                         masks,
                         events,
                         word: PhantomData,
                     };
-                    let count = cpu::best(locate);
-                    if classes
-                        .iter()
-                        .zip(&head.lens)
-                        .any(|(c, len)| c.bits.taken() != *len)
-                    {
-                        return Err(Error::damage("classes have not the elements that they say"));
-                    }
+                    let count = cpu::best(locate)
+                        .ok_or_else(|| Error::damage("classes have not the elements that they say"))?;
                     take_coded(r, &head.tokens, &events[..count], &mut tokens[..count])?;
                     Ok(count)
                 })?;
@@ -187,14 +163,15 @@ fn take_coded(r: &mut Reader<'_>, tables: &[Frequencies], classes: &[u8], out: &
 }
 
 /// Puts the bytes of bits that were written aside in the places of their escapes.
-fn put_back(bits: &mut [u8], aside: &[u8]) -> Result<()> {
+fn put_back(mut bits: &mut [u8], aside: &[u8]) -> Result<()> {
     let mut aside = aside.iter();
-    if !aside.as_slice().is_empty() {
-        for b in bits.iter_mut().filter(|b| **b == BITS_ESCAPE) {
-            *b = *aside.next().ok_or_else(short)?;
-        }
-    } else if bits.contains(&BITS_ESCAPE) {
-        return Err(short());
+    while let Some(at) = memchr::memchr(BITS_ESCAPE, bits) {
+        let (_, rest) = bits.split_at_mut(at);
+        let Some((escape, rest)) = rest.split_first_mut() else {
+            break;
+        };
+        *escape = *aside.next().ok_or_else(short)?;
+        bits = rest;
     }
     if aside.next().is_some() {
         Err(short())
@@ -208,9 +185,11 @@ fn short() -> Error {
 }
 
 /// Finds out which elements have a token: a bit for each, and the class of those that have. There is room for all and a block more.
-/// Gives how many there are.
-struct Locate<'a, 'b, W> {
-    classes: &'a mut [Class<'b>],
+/// Gives how many there are; nothing if classes have not as many elements as they say.
+struct Locate<'a, W> {
+    head: &'a Head,
+    /// Whether each element of a sparse class differs, class after class.
+    bits: &'a [u8],
     base: &'a [u8],
     /// For each block.
     masks: &'a mut [[u8; MASK]],
@@ -224,26 +203,33 @@ const MASK: usize = BLOCK / 8;
 /// Blocks whose magnitudes are worked out before they are looked at.
 const AHEAD: usize = 8;
 
-impl<W: Word> Work for Locate<'_, '_, W> {
-    type Output = usize;
+impl<W: Word> Work for Locate<'_, W> {
+    type Output = Option<usize>;
 
     #[inline(always)]
-    fn run(self, cpu: impl Cpu) -> usize {
+    fn run(self, cpu: impl Cpu) -> Option<usize> {
         let Locate {
-            classes,
+            head,
+            bits,
             base,
             masks,
             events,
             ..
         } = self;
-        let class_of = super::class_table(classes.iter().map(|c| c.from));
         // Neighbours of which all or none have tokens need not be told apart.
-        let mut ranges: Vec<&mut Class<'_>> = Vec::with_capacity(classes.len());
-        for class in classes {
-            match ranges.last() {
-                Some(last) if last.kind == class.kind && class.kind != Kind::Sparse => {}
-                _ => ranges.push(class),
+        let mut ranges = [Range::default(); CLASSES];
+        let (mut n, mut at) = (0, 0);
+        for (i, kind) in head.kinds.iter().copied().enumerate() {
+            if n == 0 || kind == Kind::Sparse || ranges[n - 1].kind != kind {
+                ranges[n] = Range {
+                    from: head.from[i],
+                    kind,
+                    at,
+                    end: at + head.lens[i],
+                };
+                n += 1;
             }
+            at += head.lens[i].next_multiple_of(BLOCK);
         }
         let mut magnitudes = [[0; BLOCK]; AHEAD];
         let mut count = 0;
@@ -255,31 +241,40 @@ impl<W: Word> Work for Locate<'_, '_, W> {
             for ((block, mask), magnitudes) in blocks().zip(masks).zip(&magnitudes) {
                 let mut below = u64::MAX >> (BLOCK - block.len() / W::WIDTH);
                 let mut valued = 0;
-                for class in ranges.iter_mut().rev() {
-                    let from = cpu.at_least(magnitudes, class.from);
+                for range in ranges[..n].iter_mut().rev() {
+                    let from = cpu.at_least(magnitudes, range.from);
                     let here = below & from;
                     below &= !from;
-                    match class.kind {
+                    match range.kind {
                         Kind::Unchanged => {}
                         Kind::Dense => valued |= here,
                         Kind::Sparse => {
-                            valued |= cpu.deposit(class.bits.take(here.count_ones(), false), here)
+                            let n = here.count_ones();
+                            valued |= cpu.deposit(peek(bits, range.at, n <= 57), here);
+                            range.at += n as usize;
                         }
                     }
                 }
                 *mask = valued.to_le_bytes();
-                let Some(room) = events.get_mut(count..).and_then(|e| e.first_chunk_mut()) else {
-                    return count;
-                };
+                let room = events.get_mut(count..)?.first_chunk_mut()?;
                 cpu.pack(magnitudes, valued, room);
                 count += valued.count_ones() as usize;
             }
         }
-        for event in &mut events[..count] {
-            *event = class_of[usize::from(*event)];
-        }
-        count
+        super::to_classes(&mut events[..count], &head.from);
+        ranges[..n].iter().all(|r| r.at == r.end).then_some(count)
     }
+}
+
+/// A class, or neighbours of one kind.
+#[derive(Clone, Copy, Default)]
+struct Range {
+    /// The lowest magnitude.
+    from: u8,
+    kind: Kind,
+    /// The next bit of a sparse one, and where they end.
+    at: usize,
+    end: usize,
 }
 
 /// Adds the differences to the base; gives how many bits it took from beside the tokens.
@@ -352,25 +347,29 @@ impl<W: Word> Apply<'_, W> {
             };
             tokens = &tokens[mask.count_ones() as usize..];
             let here = cpu.unpack(next, mask, token::ZERO);
-            let base = block_or_part::<W>(bytes);
-            let mut words = base;
+            let mut words = block_or_part::<W>(bytes);
             let mut with_bits =
                 !cpu.at_least(&here, token::ZERO - exact + 1) | cpu.at_least(&here, token::ZERO + exact);
             if with_bits.count_ones() >= MANY {
                 for (x, t) in words.iter_mut().zip(&here) {
                     *x = apply(*x, *t);
                 }
-            } else {
-                for (x, t) in words.iter_mut().zip(&here) {
-                    *x = add(*x, i64::from(*t) - i64::from(token::ZERO));
-                }
-                while with_bits != 0 {
-                    let i = with_bits.trailing_zeros() as usize % BLOCK;
-                    words[i] = apply(base[i], here[i]);
-                    with_bits &= with_bits - 1;
-                }
+                store_block(&words, bytes);
+                continue;
             }
-            W::store(&words[..bytes.len() / W::WIDTH], bytes);
+            for (x, t) in words.iter_mut().zip(&here) {
+                let is_exact = t.wrapping_sub(token::ZERO - exact + 1) < 2 * exact - 1;
+                let t = if is_exact { *t } else { token::ZERO };
+                *x = add(*x, i64::from(t) - i64::from(token::ZERO));
+            }
+            store_block(&words, bytes);
+            while with_bits != 0 {
+                let i = with_bits.trailing_zeros() as usize;
+                if let (Some(x), Some(t)) = (W::get(bytes, i), here.get(i)) {
+                    W::set(bytes, i, apply(x, *t));
+                }
+                with_bits &= with_bits - 1;
+            }
         }
         beside.taken()
     }

@@ -328,10 +328,8 @@ impl<'b, W: Word> Work for Splitting<'_, 'b, W> {
             cpu.pack(&block.magnitudes, valued, token_classes);
             count += valued.count_ones() as usize;
         }
-        let class_of = super::class_table(classes.iter().map(|c| c.from));
-        for c in &mut token_classes[..count] {
-            *c = class_of[usize::from(*c)];
-        }
+        let from: Vec<u8> = classes.iter().map(|c| c.from).collect();
+        super::to_classes(&mut token_classes[..count], &from);
         Split {
             bits,
             tokens: &tokens[..count],

@@ -11,6 +11,7 @@ mod token;
 pub(super) use decode::decode;
 pub(super) use encode::encode;
 
+use super::cpu::BLOCK;
 use super::lanes::Word;
 use super::weights::Spread;
 
@@ -20,9 +21,10 @@ const CLASSES: usize = 16;
 const BITS_ESCAPE: u8 = 255;
 
 /// How the elements of a class are coded.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Kind {
     /// None differs from its base.
+    #[default]
     Unchanged = 0,
     /// A bit for each says whether it differs.
     Sparse = 1,
@@ -63,11 +65,16 @@ const fn has_flips<W: Word>(float: bool) -> bool {
     float && W::WIDTH < 8
 }
 
-/// The class of each magnitude, given the lowest magnitude of each class.
-fn class_table(from: impl Iterator<Item = u8>) -> [u8; 256] {
-    let mut table = [0; 256];
-    for (class, from) in (0..).zip(from) {
-        table[usize::from(from)..].fill(class);
+/// Makes classes of magnitudes, given the lowest magnitude of each class.
+#[inline(always)]
+fn to_classes(magnitudes: &mut [u8], from: &[u8]) {
+    for magnitudes in magnitudes.chunks_mut(BLOCK) {
+        let mut classes = [0; BLOCK];
+        for from in from.iter().skip(1) {
+            for (c, m) in classes.iter_mut().zip(magnitudes.iter()) {
+                *c += u8::from(m >= from);
+            }
+        }
+        magnitudes.copy_from_slice(&classes[..magnitudes.len()]);
     }
-    table
 }
