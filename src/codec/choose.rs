@@ -22,16 +22,31 @@ pub(super) fn encode(input: Input<'_>) -> Encoded {
         }
     }
     let mut best: Option<Encoded> = None;
+    let classes = in_classes(input.number);
     if input.raw.len() > SMALL
         && input.number != Number::Bytes
-        && let Some(payload) = (Codec::DiffBuckets.row().encode)(input)
+        && let Some(payload) = (classes.row().encode)(input)
     {
-        let codec = Codec::DiffBuckets;
-        // Its tables make a sample look worse than the whole, so it is always tried; where it makes little of much, nothing else is.
-        if payload.len() <= input.raw.len() / 4 {
-            return Encoded { codec, payload };
+        let few = payload.len() <= input.raw.len() / 4;
+        let found = Encoded {
+            codec: classes,
+            payload,
+        };
+        // Of few differences bands make hardly less, but for moments, most of which may be zeros.
+        let in_bands = if !few || input.number == Number::F32 && found.payload.len() > input.raw.len() / 64 {
+            encode_as(Codec::DiffBands, input)
+        } else {
+            None
+        };
+        let found = [Some(found), in_bands]
+            .into_iter()
+            .flatten()
+            .min_by_key(|e| e.payload.len());
+        // Tables make a sample look worse than the whole, so it is always tried; where it makes little of much, nothing else is.
+        if few {
+            return found.unwrap_or_else(|| raw(input));
         }
-        best = Some(Encoded { codec, payload }).filter(|e| e.payload.len() < input.raw.len());
+        best = found.filter(|e| e.payload.len() < input.raw.len());
     }
     for (codec, estimate) in likely(input) {
         if best
@@ -49,10 +64,28 @@ pub(super) fn encode(input: Input<'_>) -> Encoded {
             best = Some(Encoded { codec, payload });
         }
     }
-    best.unwrap_or_else(|| Encoded {
+    best.unwrap_or_else(|| raw(input))
+}
+
+fn raw(input: Input<'_>) -> Encoded {
+    Encoded {
         codec: Codec::Raw,
         payload: input.raw.to_vec(),
-    })
+    }
+}
+
+fn encode_as(codec: Codec, input: Input<'_>) -> Option<Encoded> {
+    let payload = (codec.row().encode)(input)?;
+    Some(Encoded { codec, payload })
+}
+
+/// The codec of differences in classes.
+fn in_classes(number: Number) -> Codec {
+    if number.is_float() {
+        Codec::DiffMagnitudes
+    } else {
+        Codec::DiffBuckets
+    }
 }
 
 /// Stored bytes, and a 64th more for what needs its base rebuilt first.
@@ -62,10 +95,10 @@ fn cost(codec: Codec, len: usize) -> usize {
 
 /// The codecs worth encoding with in full, the likeliest first, each with the cost below which a better one need not look for it.
 fn likely(input: Input<'_>) -> Vec<(Codec, usize)> {
-    use Codec::{DiffBuckets, DiffPlanes, DiffSparse, Planes, XorPlanes, Zstd, ZstdRef};
+    use Codec::{DiffPlanes, DiffSparse, Planes, XorPlanes, Zstd, ZstdRef};
     if input.raw.len() <= SMALL {
         return [
-            DiffBuckets,
+            in_classes(input.number),
             DiffSparse,
             DiffPlanes,
             XorPlanes,

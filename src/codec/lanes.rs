@@ -57,10 +57,16 @@ pub(super) trait Word: Copy + Eq + Default + 'static {
     fn differs_in_sign(self, other: Self) -> bool;
     /// The other sign, and these bits for all others.
     fn flipped(self, bits: u64) -> Self;
-    /// `self - base`, wrapping, as a signed number.
-    fn minus(self, base: Self) -> i64;
-    /// `zero` and `self - base`, if that is less than `limit` either way (and `zero` not less than `limit`); else 0.
-    fn near(self, base: Self, limit: u8, zero: u8) -> u8;
+    /// -1 if the highest bit is set, else 0.
+    fn side(self) -> i64;
+    /// `self - base`, wrapping.
+    fn less(self, base: Self) -> Self;
+    /// Negated, if the highest bit of `by` is set.
+    fn sided(self, by: Self) -> Self;
+    /// As a signed number.
+    fn signed(self) -> i64;
+    /// `zero` and this difference, if it is less than `limit` either way (and `zero` not less than `limit`); else 0.
+    fn near(self, limit: u8, zero: u8) -> u8;
     /// `self + difference`, wrapping.
     fn plus(self, difference: i64) -> Self;
 }
@@ -178,12 +184,25 @@ macro_rules! word {
                 (!self & SIGN) | (bits as $u & !SIGN)
             }
             #[inline(always)]
-            fn minus(self, base: Self) -> i64 {
-                i64::from(self.wrapping_sub(base).cast_signed())
+            fn side(self) -> i64 {
+                i64::from(self.cast_signed() >> ($u::BITS - 1))
             }
             #[inline(always)]
-            fn near(self, base: Self, limit: u8, zero: u8) -> u8 {
-                let above_least = self.wrapping_sub(base).wrapping_add($u::from(limit - 1));
+            fn less(self, base: Self) -> Self {
+                self.wrapping_sub(base)
+            }
+            #[inline(always)]
+            fn sided(self, by: Self) -> Self {
+                let side = (by.cast_signed() >> ($u::BITS - 1)).cast_unsigned();
+                (self ^ side).wrapping_sub(side)
+            }
+            #[inline(always)]
+            fn signed(self) -> i64 {
+                i64::from(self.cast_signed())
+            }
+            #[inline(always)]
+            fn near(self, limit: u8, zero: u8) -> u8 {
+                let above_least = self.wrapping_add($u::from(limit - 1));
                 let token = (above_least as u8).wrapping_add(zero - (limit - 1));
                 if above_least <= $u::from(2 * (limit - 1)) {
                     token

@@ -59,6 +59,10 @@ pub enum Codec {
     DiffSparse = 8,
     /// Differences to the base of order-mapped numbers, in classes of like magnitude of the base.
     DiffBuckets = 9,
+    /// The same, of floats away from zero on the base's side.
+    DiffMagnitudes = 10,
+    /// The same, with blocks that moved further coded apart.
+    DiffBands = 11,
     /// The rounding of a base of wider floats, and what differs from it.
     Rounded = 16,
     /// A base of narrower floats widened, and what differs from it.
@@ -96,7 +100,7 @@ struct Row {
 }
 
 #[rustfmt::skip]
-static ROWS: [Row; 12] = [
+static ROWS: [Row; 14] = [
     Row { codec: Codec::Raw, name: "raw", needs_base: false, encode: plain::encode_raw, decode: plain::decode_raw },
     Row { codec: Codec::Zstd, name: "zstd", needs_base: false, encode: plain::encode_zstd, decode: plain::decode_zstd },
     Row { codec: Codec::Planes, name: "planes", needs_base: false, encode: planes::encode, decode: planes::decode },
@@ -107,6 +111,8 @@ static ROWS: [Row; 12] = [
     Row { codec: Codec::ZstdRef, name: "zstd-ref", needs_base: true, encode: plain::encode_zstd_ref, decode: plain::decode_zstd_ref },
     Row { codec: Codec::DiffSparse, name: "diff-sparse", needs_base: true, encode: sparse::encode, decode: sparse::decode },
     Row { codec: Codec::DiffBuckets, name: "diff-buckets", needs_base: true, encode: buckets::encode, decode: buckets::decode },
+    Row { codec: Codec::DiffMagnitudes, name: "diff-magnitudes", needs_base: true, encode: buckets::encode_magnitudes, decode: buckets::decode_magnitudes },
+    Row { codec: Codec::DiffBands, name: "diff-bands", needs_base: true, encode: buckets::bands::encode, decode: buckets::bands::decode },
     Row { codec: Codec::Rounded, name: "rounded", needs_base: true, encode: rounded::encode, decode: rounded::decode },
     Row { codec: Codec::Widened, name: "widened", needs_base: true, encode: widened::encode, decode: widened::decode },
 ];
@@ -124,6 +130,8 @@ impl Codec {
         Codec::ZstdRef,
         Codec::DiffSparse,
         Codec::DiffBuckets,
+        Codec::DiffMagnitudes,
+        Codec::DiffBands,
         Codec::Rounded,
         Codec::Widened,
     ];

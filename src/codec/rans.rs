@@ -69,15 +69,25 @@ struct Symbol {
 /// With x < 2²⁰f and f ≤ 2¹², ⌊x·⌈2⁴⁴/f⌉ / 2⁴⁴⌋ is ⌊x/f⌋ and the product stays below 2⁶⁴.
 const RECIPROCAL_BITS: u32 = 44;
 
+/// Of each frequency; a division for each byte of each table would take as long as coding.
+static RECIPROCALS: [u64; SCALE as usize + 1] = {
+    let mut all = [0; SCALE as usize + 1];
+    let mut f = 1;
+    while f < all.len() {
+        all[f] = (1u64 << RECIPROCAL_BITS).div_ceil(f as u64);
+        f += 1;
+    }
+    all
+};
+
 fn symbols(f: &Frequencies) -> [Symbol; 256] {
     let mut sum = 0;
     f.map(|frequency| {
-        let reciprocal = (1u64 << RECIPROCAL_BITS).div_ceil(u64::from(frequency.max(1)));
         sum += frequency;
         Symbol {
             frequency,
             start: sum - frequency,
-            reciprocal,
+            reciprocal: RECIPROCALS.get(frequency as usize).copied().unwrap_or_default(),
         }
     })
 }

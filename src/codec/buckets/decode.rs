@@ -1,7 +1,7 @@
 //! Reading differences in classes, onto the base.
 
 use super::bits::{BitReader, peek};
-use super::{BITS_ESCAPE, CLASSES, Kind, Ones, Tokens, token};
+use super::{BITS_ESCAPE, CLASSES, Kind, Ones, Order, Tokens, for_order, token};
 use crate::bytes::Reader;
 use crate::codec::cpu::{self, BLOCK, Cpu, Work};
 use crate::codec::lanes::{Word, block_or_part, for_width, store_block, take_tail};
@@ -11,7 +11,25 @@ use crate::codec::{Job, diff, scratch};
 use crate::error::{Error, Result};
 use std::marker::PhantomData;
 
+/// Differences of integers, or of floats in their order.
 pub(in crate::codec) fn decode(job: Job<'_>) -> Result<()> {
+    let order = if job.number.is_float() {
+        Order::Floats
+    } else {
+        Order::Integers
+    };
+    decode_job(job, order)
+}
+
+/// Differences of floats away from zero.
+pub(in crate::codec) fn decode_magnitudes(job: Job<'_>) -> Result<()> {
+    if !job.number.is_float() {
+        return Err(Error::damage("differences of magnitudes of integers"));
+    }
+    decode_job(job, Order::Magnitudes)
+}
+
+fn decode_job(job: Job<'_>, order: Order) -> Result<()> {
     let Job {
         number,
         payload,
@@ -21,8 +39,7 @@ pub(in crate::codec) fn decode(job: Job<'_>) -> Result<()> {
     diff::check_base(buf, raw_len)?;
     let mut r = Reader::new(payload, "difference in classes");
     let (raw, tail) = buf.split_at_mut(raw_len - raw_len % number.width());
-    let float = number.is_float();
-    for_width!(number, decode_words(&mut r, float, raw))?;
+    for_width!(number, decode_words(&mut r, order, raw))?;
     take_tail(r, tail)
 }
 
@@ -89,7 +106,7 @@ impl Head {
     }
 }
 
-fn decode_words<W: Word>(r: &mut Reader<'_>, float: bool, raw: &mut [u8]) -> Result<()> {
+pub(super) fn decode_words<W: Word>(r: &mut Reader<'_>, order: Order, raw: &mut [u8]) -> Result<()> {
     let n = raw.len() / W::WIDTH;
     let head = Head::read(r, n)?;
     let words = |i: usize| head.lens[i].div_ceil(BLOCK) * (BLOCK / 8);
@@ -121,6 +138,7 @@ fn decode_words<W: Word>(r: &mut Reader<'_>, float: bool, raw: &mut [u8]) -> Res
                 })?;
                 let beside = r.blob()?;
                 let apply = Apply::<W> {
+                    order,
                     masks,
                     tokens: &tokens[..count + BLOCK],
                     beside: BitReader::new(beside),
@@ -128,11 +146,7 @@ fn decode_words<W: Word>(r: &mut Reader<'_>, float: bool, raw: &mut [u8]) -> Res
                     highest: head.highest,
                     word: PhantomData,
                 };
-                let taken = if float {
-                    cpu::best(Floats(apply))
-                } else {
-                    cpu::best(Integers(apply))
-                };
+                let taken = cpu::best(apply);
                 if taken.div_ceil(BLOCK) * (BLOCK / 8) != beside.len() {
                     return Err(Error::damage(
                         "bits beside the tokens are not as many as they need",
@@ -279,6 +293,7 @@ struct Range {
 
 /// Adds the differences to the base; gives how many bits it took from beside the tokens.
 struct Apply<'a, W> {
+    order: Order,
     masks: &'a [[u8; MASK]],
     /// A block more than there are.
     tokens: &'a [u8],
@@ -292,33 +307,18 @@ struct Apply<'a, W> {
 /// If so many of a block have bits beside their tokens, all are done one by one.
 const MANY: u32 = 16;
 
-struct Floats<'a, W>(Apply<'a, W>);
-
-struct Integers<'a, W>(Apply<'a, W>);
-
-impl<W: Word> Work for Floats<'_, W> {
+impl<W: Word> Work for Apply<'_, W> {
     type Output = usize;
 
     #[inline(always)]
     fn run(self, cpu: impl Cpu) -> usize {
-        self.0.run(cpu, true, |base, difference| {
-            base.ordered().plus(difference).unordered()
-        })
-    }
-}
-
-impl<W: Word> Work for Integers<'_, W> {
-    type Output = usize;
-
-    #[inline(always)]
-    fn run(self, cpu: impl Cpu) -> usize {
-        self.0.run(cpu, false, |base, difference| base.plus(difference))
+        for_order!(self.order, self.apply(cpu))
     }
 }
 
 impl<W: Word> Apply<'_, W> {
     #[inline(always)]
-    fn run(self, cpu: impl Cpu, float: bool, add: impl Fn(W, i64) -> W) -> usize {
+    fn apply(self, cpu: impl Cpu, order: Order) -> usize {
         let Apply {
             masks,
             mut tokens,
@@ -328,7 +328,7 @@ impl<W: Word> Apply<'_, W> {
             ..
         } = self;
         let mut meanings = token::meanings(W::WIDTH);
-        if super::has_flips::<W>(float) {
+        if super::has_flips::<W>(order) {
             token::add_flips(&mut meanings, highest, W::FRACTION);
         }
         let mut apply = |base: W, t: u8| {
@@ -336,7 +336,7 @@ impl<W: Word> Apply<'_, W> {
             let bits = meaning.least | beside.take(meaning.beside, W::WIDTH < 8);
             // Without a branch: signs cannot be predicted.
             let sign = -i64::from(t < token::ZERO);
-            let moved = add(base, (bits.cast_signed() ^ sign).wrapping_sub(sign));
+            let moved = order.add(base, (bits.cast_signed() ^ sign).wrapping_sub(sign));
             if meaning.flip { base.flipped(bits) } else { moved }
         };
         let exact = token::exact(W::WIDTH);
@@ -360,7 +360,7 @@ impl<W: Word> Apply<'_, W> {
             for (x, t) in words.iter_mut().zip(&here) {
                 let is_exact = t.wrapping_sub(token::ZERO - exact + 1) < 2 * exact - 1;
                 let t = if is_exact { *t } else { token::ZERO };
-                *x = add(*x, i64::from(t) - i64::from(token::ZERO));
+                *x = order.add(*x, i64::from(t) - i64::from(token::ZERO));
             }
             store_block(&words, bytes);
             while with_bits != 0 {

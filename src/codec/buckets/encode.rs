@@ -2,7 +2,7 @@
 
 use super::bits::BitWriter;
 use super::classes::{Class, Sample};
-use super::{BITS_ESCAPE, CLASSES, Kind, Ones, Tokens, token};
+use super::{BITS_ESCAPE, CLASSES, Kind, Ones, Order, Tokens, for_order, token};
 use crate::bytes::Writer;
 use crate::codec::cpu::{self, BLOCK, Cpu, Work};
 use crate::codec::lanes::{Word, block_or_part, for_width};
@@ -14,22 +14,34 @@ use std::marker::PhantomData;
 /// Blocks that are looked at to choose the classes.
 const SAMPLED: usize = 512;
 
+/// Differences of integers, or of floats in their order.
 pub(in crate::codec) fn encode(input: Input<'_>) -> Option<Vec<u8>> {
+    let order = if input.number.is_float() {
+        Order::Floats
+    } else {
+        Order::Integers
+    };
+    encode_input(input, order)
+}
+
+/// Differences of floats away from zero.
+pub(in crate::codec) fn encode_magnitudes(input: Input<'_>) -> Option<Vec<u8>> {
+    if !input.number.is_float() {
+        return None;
+    }
+    encode_input(input, Order::Magnitudes)
+}
+
+fn encode_input(input: Input<'_>, order: Order) -> Option<Vec<u8>> {
     let (raw, base, tail) = diff::pair(input)?;
-    let float = input.number.is_float();
     let mut w = Writer::new();
-    for_width!(input.number, encode_words(raw, base, float, &mut w));
+    for_width!(input.number, encode_words(raw, base, order, &mut w));
     w.raw(tail);
     Some(w.finish())
 }
 
-fn encode_words<W: Word>(raw: &[u8], base: &[u8], float: bool, w: &mut Writer) {
-    let pair = Pair::<W> {
-        raw,
-        base,
-        float,
-        word: PhantomData,
-    };
+pub(super) fn encode_words<W: Word>(raw: &[u8], base: &[u8], order: Order, w: &mut Writer) {
+    let pair = Pair::<W>::new(raw, base, order);
     let sample = cpu::best(Sampling(pair));
     let classes = sample.classes();
     let highest = sample.highest_flip();
@@ -137,15 +149,15 @@ fn fit_bits(bits: &mut [u8], aside: &mut Vec<u8>) -> Option<Weights> {
 
 /// A chunk and its base, block by block.
 #[derive(Clone, Copy)]
-struct Pair<'a, W> {
+pub(super) struct Pair<'a, W> {
     raw: &'a [u8],
     base: &'a [u8],
-    float: bool,
+    pub(super) order: Order,
     word: PhantomData<W>,
 }
 
 /// One block of both, and the magnitudes of the base.
-struct Block<W> {
+pub(super) struct Block<W> {
     raw: [W; BLOCK],
     base: [W; BLOCK],
     magnitudes: [u8; BLOCK],
@@ -153,13 +165,22 @@ struct Block<W> {
     len: usize,
 }
 
-impl<W: Word> Pair<'_, W> {
-    fn blocks(&self) -> usize {
+impl<'a, W: Word> Pair<'a, W> {
+    pub(super) fn new(raw: &'a [u8], base: &'a [u8], order: Order) -> Self {
+        Pair {
+            raw,
+            base,
+            order,
+            word: PhantomData,
+        }
+    }
+
+    pub(super) fn blocks(&self) -> usize {
         (self.raw.len() / W::WIDTH).div_ceil(BLOCK)
     }
 
     #[inline(always)]
-    fn block(&self, i: usize) -> Block<W> {
+    pub(super) fn block(&self, i: usize) -> Block<W> {
         let start = i * BLOCK * W::WIDTH;
         let end = (start + BLOCK * W::WIDTH).min(self.raw.len());
         let base = block_or_part(&self.base[start..end]);
@@ -176,42 +197,47 @@ impl<W: Word> Pair<'_, W> {
 
 impl<W: Word> Block<W> {
     #[inline(always)]
-    fn difference(&self, i: usize, float: bool) -> i64 {
-        let (x, b) = (self.raw[i % BLOCK], self.base[i % BLOCK]);
-        if float {
-            x.ordered().minus(b.ordered())
-        } else {
-            x.minus(b)
-        }
+    fn difference(&self, i: usize, order: Order) -> i64 {
+        order
+            .difference(self.raw[i % BLOCK], self.base[i % BLOCK])
+            .signed()
+    }
+
+    /// Of each element, the base's magnitude and the bits of its difference.
+    #[inline(always)]
+    pub(super) fn lengths(&self, order: Order) -> impl Iterator<Item = (u8, u32)> {
+        (0..self.len).map(move |i| {
+            let difference = self.difference(i, order).unsigned_abs();
+            (self.magnitudes[i % BLOCK], u64::BITS - difference.leading_zeros())
+        })
     }
 
     /// An element's token, how many bits are beside it, and these.
     #[inline(always)]
-    fn token(&self, i: usize, float: bool, highest: u8) -> (u8, u32, u64) {
+    fn token(&self, i: usize, order: Order, highest: u8) -> (u8, u32, u64) {
         let x = self.raw[i % BLOCK];
-        if super::has_flips::<W>(float) && x.differs_in_sign(self.base[i % BLOCK]) {
+        if super::has_flips::<W>(order) && x.differs_in_sign(self.base[i % BLOCK]) {
             let below = highest.wrapping_sub(x.magnitude());
             if below < token::FLIPS {
                 return (token::flip(below), W::FRACTION, x.fraction());
             }
         }
-        let difference = self.difference(i, float);
+        let difference = self.difference(i, order);
         let (token, beside) = token::of(difference, W::WIDTH);
         (token, beside, difference.unsigned_abs() & ((1 << beside) - 1))
     }
 
     /// The tokens of those elements that have the same sign and only a token; 0 for all others.
     #[inline(always)]
-    fn small_differences(&self, float: bool) -> [u8; BLOCK] {
+    fn small_differences(&self, order: Order) -> [u8; BLOCK] {
         let mut tokens = [0; BLOCK];
         for ((x, b), t) in self.raw.iter().zip(&self.base).zip(&mut tokens) {
-            let (from, to) = if float {
-                (b.ordered(), x.ordered())
+            let token = order.difference(*x, *b).near(token::exact(W::WIDTH), token::ZERO);
+            *t = if order.is_float() && x.differs_in_sign(*b) {
+                0
             } else {
-                (*b, *x)
+                token
             };
-            let token = to.near(from, token::exact(W::WIDTH), token::ZERO);
-            *t = if float && x.differs_in_sign(*b) { 0 } else { token };
         }
         tokens
     }
@@ -235,14 +261,21 @@ impl<W: Word> Work for Sampling<'_, W> {
 
     #[inline(always)]
     fn run(self, _: impl Cpu) -> Sample {
+        for_order!(self.0.order, self.sample())
+    }
+}
+
+impl<W: Word> Sampling<'_, W> {
+    #[inline(always)]
+    fn sample(self, order: Order) -> Sample {
         let Sampling(pair) = self;
         let step = (pair.blocks() / SAMPLED).max(1);
         let mut sample = Sample::new(step as f32);
         for i in (0..pair.blocks()).step_by(step) {
             let block = pair.block(i);
             for i in 0..block.len {
-                sample.add(block.magnitudes[i], block.difference(i, pair.float));
-                if super::has_flips::<W>(pair.float) && block.raw[i].differs_in_sign(block.base[i]) {
+                sample.add(block.magnitudes[i], block.difference(i, order));
+                if super::has_flips::<W>(order) && block.raw[i].differs_in_sign(block.base[i]) {
                     sample.add_flip(block.raw[i].magnitude());
                 }
             }
@@ -279,6 +312,13 @@ impl<'b, W: Word> Work for Splitting<'_, 'b, W> {
 
     #[inline(always)]
     fn run(self, cpu: impl Cpu) -> Split<'b> {
+        for_order!(self.pair.order, self.split(cpu))
+    }
+}
+
+impl<'b, W: Word> Splitting<'_, 'b, W> {
+    #[inline(always)]
+    fn split(self, cpu: impl Cpu, order: Order) -> Split<'b> {
         let Splitting {
             pair,
             classes,
@@ -311,7 +351,7 @@ impl<'b, W: Word> Work for Splitting<'_, 'b, W> {
             ) else {
                 break;
             };
-            let mut small = block.small_differences(pair.float);
+            let mut small = block.small_differences(order);
             let mut others = valued & !cpu.at_least(&small, 1);
             if others.count_ones() >= MANY {
                 // Those without a token do not differ, and have no bits beside it.
@@ -319,7 +359,7 @@ impl<'b, W: Word> Work for Splitting<'_, 'b, W> {
             }
             while others != 0 {
                 let i = others.trailing_zeros() as usize % BLOCK;
-                let (token, n, bits) = block.token(i, pair.float, highest);
+                let (token, n, bits) = block.token(i, order, highest);
                 small[i] = token;
                 beside.put(bits, n);
                 others &= others - 1;

@@ -2,14 +2,15 @@
 //! size for all weights, so how many units in the last place a weight moves is decided by its exponent, and the decoder knows the
 //! base's exponent. Each class has its own frequencies; where few elements of a class change, a bit for each says which.
 
+pub(super) mod bands;
 mod bits;
 mod classes;
 mod decode;
 mod encode;
 mod token;
 
-pub(super) use decode::decode;
-pub(super) use encode::encode;
+pub(super) use decode::{decode, decode_magnitudes};
+pub(super) use encode::{encode, encode_magnitudes};
 
 use super::cpu::BLOCK;
 use super::lanes::Word;
@@ -60,9 +61,64 @@ impl Spread for Ones {
     }
 }
 
+/// What a difference is the difference of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Order {
+    /// Integers.
+    Integers,
+    /// Floats in their order.
+    Floats,
+    /// Floats in their order away from zero on the base's side: a step towards zero is the same for both signs.
+    Magnitudes,
+}
+
+/// Calls `$self.$f(…, order)` with the order as a constant, so that no loop asks for it.
+macro_rules! for_order {
+    ($order:expr, $self:ident.$f:ident($($arg:expr),*)) => {
+        match $order {
+            Order::Integers => $self.$f($($arg,)* Order::Integers),
+            Order::Floats => $self.$f($($arg,)* Order::Floats),
+            Order::Magnitudes => $self.$f($($arg,)* Order::Magnitudes),
+        }
+    };
+}
+use for_order;
+
+impl Order {
+    fn is_float(self) -> bool {
+        self != Order::Integers
+    }
+
+    /// What to add to `base` for a difference.
+    #[inline(always)]
+    fn add<W: Word>(self, base: W, difference: i64) -> W {
+        match self {
+            Order::Integers => base.plus(difference),
+            Order::Floats => base.ordered().plus(difference).unordered(),
+            Order::Magnitudes => {
+                // All ones for a negative base: the difference with the other sign.
+                let side = base.side();
+                base.ordered()
+                    .plus((difference ^ side).wrapping_sub(side))
+                    .unordered()
+            }
+        }
+    }
+
+    /// The difference of `x` to `base`, wrapping.
+    #[inline(always)]
+    fn difference<W: Word>(self, x: W, base: W) -> W {
+        match self {
+            Order::Integers => x.less(base),
+            Order::Floats => x.ordered().less(base.ordered()),
+            Order::Magnitudes => x.ordered().less(base.ordered()).sided(base),
+        }
+    }
+}
+
 /// Whether there are tokens for elements with the other sign.
-const fn has_flips<W: Word>(float: bool) -> bool {
-    float && W::WIDTH < 8
+fn has_flips<W: Word>(order: Order) -> bool {
+    order.is_float() && W::WIDTH < 8
 }
 
 /// Makes classes of magnitudes, given the lowest magnitude of each class.
