@@ -1,10 +1,11 @@
 //! Encodes nodes on all cores: chooses a base, encodes, decodes again and compares, appends.
 
 use super::Parts;
+use super::chain::{Base, within_bounds};
 use super::relative::Relative;
 use crate::codec::{self, Codec};
 use crate::error::{Error, Kind, Result};
-use crate::graph::{Delta, Further, MANY_DEPTH, Manifest, NodeKind, NodeMeta};
+use crate::graph::{Delta, Further, Manifest, NodeKind, NodeMeta};
 use crate::id::NodeId;
 use crate::pack::{Meta, Node, PackRange, PackWriter, Packs};
 use crate::rebuild::{NodeSource, Rebuilder};
@@ -13,13 +14,6 @@ use crossbeam_channel::{Sender, bounded};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::thread::Scope;
-
-/// Deltas that a rebuild may have to apply.
-const MAX_DEPTH: u8 = 32;
-/// A rebuild reads at most this many times the chunk's raw size …
-const MAX_COST: u64 = 3;
-/// … and a base leaves this share of it (a quarter) to what builds on it.
-const LEFT: u64 = 4;
 
 /// What a chunk may be encoded against.
 #[derive(Default)]
@@ -37,17 +31,6 @@ pub(super) struct Job {
     pub(super) against: Against,
     pub(super) place: usize,
     pub(super) reply: Sender<(usize, Result<NodeId>)>,
-}
-
-/// Whether a chain that ends in a node of this codec and of `raw_len` bytes may have such a depth and read so many payload bytes. One
-/// that takes many bases may follow a chain that is as long as there may be, and bases that are twice as long.
-pub(super) fn within_bounds(codec: Codec, depth: u8, cost: u64, raw_len: u32) -> bool {
-    let (depth_over, cost_over) = if codec.takes_many() {
-        (MANY_DEPTH, 2)
-    } else {
-        (0, 1)
-    };
-    depth <= MAX_DEPTH + depth_over && cost <= MAX_COST * cost_over * u64::from(raw_len)
 }
 
 /// Encodes against the nodes of a source; by default those of one commit: what it appends, and all that was there before.
@@ -171,7 +154,7 @@ impl Encoder {
 
     /// The base that follows from the previous chunk, with its bytes, if they can be had.
     fn at_hand(&self, previous: NodeId) -> Result<Option<AtHand>> {
-        let Some(base) = self.base(NodeKind::Chunk, previous)? else {
+        let Some(base) = self.base(NodeKind::Chunk, previous, false)? else {
             return Ok(None);
         };
         let fresh = !self.rebuilder.expects(&base.id);
@@ -272,13 +255,17 @@ impl<S: NodeSource> Encoder<S> {
             None => None,
         };
         // Of the very rounding next to nothing is left: nothing else is as small.
-        if found.as_ref().is_none_or(|f| f.1.len() > raw.len() / 64) {
-            let delta = match (at_hand, against.previous) {
-                (Some(at_hand), _) => self.against(&at_hand.base, at_hand.raw, raw, number, raw_len),
-                (None, Some(previous)) => self.against_previous(kind, previous, raw, number, raw_len),
-                (None, None) => Ok(None),
+        if found.as_ref().is_none_or(|f| f.1.len() > raw.len() / 64)
+            && let Some(previous) = against.previous
+        {
+            let chunk = Chunk {
+                kind,
+                raw,
+                number,
+                raw_len,
             };
-            found = found.into_iter().chain(usable(delta)?).min_by_key(|f| f.1.len());
+            let delta = usable(self.against_chain(&chunk, previous, at_hand))?;
+            found = found.into_iter().chain(delta).min_by_key(|f| f.1.len());
         }
         Ok(found.unwrap_or_else(|| self.alone(raw, number, raw_len)))
     }
@@ -299,23 +286,37 @@ impl<S: NodeSource> Encoder<S> {
         (meta, raw.to_vec())
     }
 
-    /// The bytes as a delta against the base that follows from the previous node, if there is one.
-    fn against_previous(
+    /// A delta against the base that follows from the previous node, if there is one; if that turns out to have no room for it, then
+    /// against the chain's root.
+    fn against_chain(
         &self,
-        kind: NodeKind,
+        chunk: &Chunk<'_>,
         previous: NodeId,
-        raw: &[u8],
-        number: Number,
-        raw_len: u32,
+        at_hand: Option<AtHand>,
     ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
-        let Some(base) = self.base(kind, previous)? else {
-            return Ok(None);
+        let mut at_hand = match at_hand {
+            Some(at_hand) => Some(at_hand),
+            None => self.fetch(chunk.kind, self.base(chunk.kind, previous, false)?)?,
         };
-        let base_raw = match kind {
+        while let Some(AtHand { base, raw, .. }) = at_hand {
+            let found = self.against(&base, raw, chunk)?;
+            if found.is_some() || base.head {
+                return Ok(found);
+            }
+            at_hand = self.fetch(chunk.kind, self.base(chunk.kind, previous, true)?)?;
+        }
+        Ok(None)
+    }
+
+    /// A base with its bytes.
+    fn fetch(&self, kind: NodeKind, base: Option<Base>) -> Result<Option<AtHand>> {
+        let Some(base) = base else { return Ok(None) };
+        let raw = match kind {
             NodeKind::Chunk => self.rebuilder.chunk(&*self.source, &base.id)?,
             _ => Arc::new(self.rebuilder.node(&*self.source, kind, &base.id)?),
         };
-        self.against(&base, base_raw, raw, number, raw_len)
+        let fresh = false;
+        Ok(Some(AtHand { base, raw, fresh }))
     }
 
     /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.
@@ -323,14 +324,24 @@ impl<S: NodeSource> Encoder<S> {
         &self,
         base: &Base,
         base_raw: Arc<Vec<u8>>,
-        raw: &[u8],
-        number: Number,
-        raw_len: u32,
+        chunk: &Chunk<'_>,
     ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
+        let Chunk {
+            raw, number, raw_len, ..
+        } = *chunk;
         let encoded = codec::encode(raw, number, Some(&base_raw));
+        let needs_base = encoded.codec.needs_base();
         let cost = base.cost + encoded.payload.len() as u64;
-        if encoded.codec.needs_base() && !within_bounds(encoded.codec, base.depth + 1, cost, raw_len) {
+        if needs_base && !within_bounds(encoded.codec, base.depth + 1, cost, raw_len) {
             return Ok(None);
+        }
+        if needs_base && base.head {
+            // What a delta here saves, those after it may lose: a chain from a new root has room for more of them.
+            let alone = self.alone(raw, number, raw_len);
+            let (here, there) = (encoded.payload.len() as u64, alone.1.len() as u64);
+            if base.mean(there, there, raw_len) <= base.mean(here, cost, raw_len) {
+                return Ok(Some(alone));
+            }
         }
         let delta = Delta {
             base: base.id,
@@ -339,12 +350,11 @@ impl<S: NodeSource> Encoder<S> {
             revision: base.revision,
             cost,
         };
-        let delta = encoded.codec.needs_base().then_some(delta);
         let meta = NodeMeta {
             codec: encoded.codec,
             number,
             raw_len,
-            delta,
+            delta: needs_base.then_some(delta),
         };
         Ok(self
             .proves(&meta, &encoded.payload, raw, Some(Arc::unwrap_or_clone(base_raw)))
@@ -363,40 +373,6 @@ impl<S: NodeSource> Encoder<S> {
             );
         }
         ok
-    }
-
-    /// The base for the revision that follows `previous`, found by walking down its chain: what the skip-delta rule says, or the next
-    /// below it that leaves enough of the bounds.
-    fn base(&self, kind: NodeKind, previous: NodeId) -> Result<Option<Base>> {
-        let Some(meta) = self.meta_of(kind, &previous)? else {
-            return Ok(None);
-        };
-        let revision = meta.0.revision().saturating_add(1);
-        let target = base_revision(revision);
-        let (mut at, mut meta) = (previous, meta);
-        while let Some(delta) = meta.0.delta {
-            let most = MAX_COST * u64::from(meta.0.raw_len);
-            if meta.0.revision() <= target && delta.depth < MAX_DEPTH && delta.cost <= most - most / LEFT {
-                break;
-            }
-            // Below a relative the chain goes on with chunks of other numbers.
-            if meta.0.codec.takes_many() {
-                return Ok(None);
-            }
-            at = delta.base;
-            match self.meta_of(kind, &at)? {
-                // A chain that does not end is damage.
-                Some(m) if m.0.depth() < delta.depth => meta = m,
-                _ => return Ok(None),
-            }
-        }
-        let (depth, cost) = (meta.0.depth(), meta.0.cost(meta.1));
-        Ok(Some(Base {
-            id: at,
-            depth,
-            revision,
-            cost,
-        }))
     }
 
     /// A node's meta and payload length; none for what is not there or of another kind.
@@ -433,54 +409,10 @@ struct AtHand {
     fresh: bool,
 }
 
-struct Base {
-    id: NodeId,
-    depth: u8,
-    /// Of the new node.
-    revision: u32,
-    cost: u64,
-}
-
-/// The revision that revision `n` (1 or more) is a delta against: the lowest digit that is not 0 goes down by one, in a
-/// number system whose digits count to 8, 4, 2, 2, 2, … So neighbours are mostly one revision apart, and a chain of up to 64
-/// revisions is at most 11 deep. After the skip-deltas of Subversion's FSFS, which count in twos throughout.
-fn base_revision(n: u32) -> u32 {
-    let mut unit = 1u32;
-    for radix in [8, 4].into_iter().chain(std::iter::repeat(2)) {
-        if !(n / unit).is_multiple_of(radix) || n < unit {
-            break;
-        }
-        match unit.checked_mul(radix) {
-            Some(u) => unit = u,
-            None => break,
-        }
-    }
-    n.saturating_sub(unit)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn chain(mut n: u32) -> Vec<u32> {
-        let mut out = vec![n];
-        while n > 0 {
-            n = base_revision(n);
-            out.push(n);
-        }
-        out
-    }
-
-    #[test]
-    fn chains_stay_short_and_share_their_ends() {
-        assert_eq!(chain(10), [10, 9, 8, 0]);
-        assert_eq!(chain(21), [21, 20, 19, 18, 17, 16, 8, 0]);
-        for n in 1..64 {
-            assert!(chain(n).len() - 1 <= 11, "{n}: {:?}", chain(n));
-        }
-        // The base of n is always on the chain of n - 1, which is how it is found.
-        for n in 1..5000 {
-            assert!(chain(n - 1).contains(&base_revision(n)), "{n}");
-        }
-    }
+/// What is encoded.
+struct Chunk<'a> {
+    kind: NodeKind,
+    raw: &'a [u8],
+    number: Number,
+    raw_len: u32,
 }

@@ -7,6 +7,7 @@
 //! changed meanwhile (docs/FORMAT.md, "What a commit proves").
 
 mod base;
+mod chain;
 mod encode;
 mod file;
 mod index;

@@ -4,7 +4,8 @@
 //! covers the base's and its own payload. So chains end, and are as short and cheap as they say (docs/FORMAT.md, "Repacking").
 
 use super::Parts;
-use super::encode::{Against, Encoder, within_bounds};
+use super::chain::within_bounds;
+use super::encode::{Against, Encoder};
 use crate::error::{Error, Result};
 use crate::graph::{Delta, NodeKind, NodeMeta};
 use crate::id::NodeId;
