@@ -240,6 +240,58 @@ fn any_processor_writes_and_reads_the_same() {
     }
 }
 
+#[test]
+fn blocks_that_moved_further_are_coded_apart() {
+    // bf16 of one exponent; every fourth row of 256 moves 16 times as far.
+    let base: Vec<u16> = noise(3, 600_001)
+        .chunks_exact(2)
+        .map(|b| 0x3c00 | u16::from_le_bytes([b[0], b[1]]) & 0x807f)
+        .collect();
+    let steps = noise(4, 2 * base.len());
+    let moved = base.iter().enumerate().map(|(i, x)| {
+        let far = if i / 256 % 4 == 0 { 250 } else { 16 };
+        x + u16::from(steps[i]) % far
+    });
+    let bytes = |words: &mut dyn Iterator<Item = u16>| words.flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    let (raw, base) = (bytes(&mut moved.clone()), bytes(&mut base.iter().copied()));
+    let each = super::cpu::tests::at_each_level(|| {
+        let e = encode_as(Codec::DiffBands, &raw, Number::BF16, Some(&base)).unwrap();
+        assert_decodes(&e, &raw, Number::BF16, Some(&base));
+        e.payload
+    });
+    assert!(each[0] == each[1] && each[1] == each[2]);
+    let plain = encode_as(Codec::DiffMagnitudes, &raw, Number::BF16, Some(&base)).unwrap();
+    assert!(each[0].len() * 20 < plain.payload.len() * 19);
+    assert_eq!(encode(&raw, Number::BF16, Some(&base)).codec, Codec::DiffBands);
+}
+
+#[test]
+fn moments_that_only_decayed_cost_little() {
+    let float =
+        |b: &[u8]| f32::from_bits(0x3000_0000 | u32::from_le_bytes(b.try_into().unwrap()) & 0x80ff_ffff);
+    let mut base: Vec<f32> = noise(5, 400_000).chunks_exact(4).map(float).collect();
+    base[64 * 7] = f32::from_bits(0xffc0_1234);
+    base[64 * 9 + 5] = f32::INFINITY;
+    base[64 * 11..64 * 12].fill(0.0);
+    base[64 * 13 + 1] = f32::from_bits(1);
+    // Rows without a gradient decay five times, others get one.
+    let moved = base.iter().enumerate().map(|(i, x)| {
+        let decayed = (0..5).fold(*x, |x, _| x * 0.9);
+        if i / 640 % 3 == 0 {
+            decayed + 0.3 * x
+        } else {
+            decayed
+        }
+    });
+    let bytes = |floats: &[f32]| floats.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let (raw, base) = (bytes(&moved.collect::<Vec<_>>()), bytes(&base));
+    let e = encode(&raw, Number::F32, Some(&base));
+    assert_eq!(e.codec, Codec::DiffBands);
+    assert_decodes(&e, &raw, Number::F32, Some(&base));
+    let plain = encode_as(Codec::DiffMagnitudes, &raw, Number::F32, Some(&base)).unwrap();
+    assert!(e.payload.len() * 2 < plain.payload.len());
+}
+
 fn number() -> impl Strategy<Value = Number> {
     prop::sample::select(&NUMBERS[..])
 }

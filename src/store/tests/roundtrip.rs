@@ -134,6 +134,43 @@ fn a_long_series_stays_exact_shallow_and_small() {
 }
 
 #[test]
+fn a_dense_series_keeps_its_chains_within_bounds() {
+    let f = Fixture::new();
+    let mut noise = Noise(7);
+    let mut weights: Vec<f32> = (0..60_000)
+        .map(|_| (noise.next() % 2001) as f32 / 1e4 - 0.1)
+        .collect();
+    let file = |weights: &[f32]| {
+        let data = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
+        super::bases::Tensors(vec![("w".into(), "F32", data)]).file()
+    };
+    let mut files = Vec::new();
+    for step in 0..24 {
+        files.push(file(&weights));
+        f.commit(&f.write(&format!("step-{step}.safetensors"), &files[step]));
+        for w in &mut weights {
+            *w += (noise.next() % 2001) as f32 / 1e7 - 1e-4;
+        }
+    }
+    let (mut alone, mut deltas) = (0, Vec::new());
+    for (meta, len) in chunks(&f.store).values().filter(|(m, _)| m.raw_len > 10_000) {
+        assert!(meta.cost(*len) <= 3 * u64::from(meta.raw_len));
+        match meta.delta {
+            Some(_) => deltas.push(*len),
+            None => alone = alone.max(*len),
+        }
+    }
+    deltas.sort_unstable();
+    // Most follow each other one by one; those that cannot stand alone, or go on from the root.
+    assert!(deltas.len() >= 18, "{}", deltas.len());
+    assert!(deltas[12] < alone * 3 / 4, "{} of {alone}", deltas[12]);
+    chains_hold(&f.store);
+    for (i, bytes) in files.iter().enumerate() {
+        assert!(f.read(&format!("main/{}", i + 1), &format!("step-{i}.safetensors")) == *bytes);
+    }
+}
+
+#[test]
 fn a_range_reads_only_the_chunks_it_touches() {
     let f = Fixture::new();
     let bytes = Model::new(&[4_000_000]).safetensors(1);
