@@ -1,7 +1,7 @@
 //! Which codec for which chunk: the cheap certainties first, then a sample rules out what cannot win, then the likely winners are
 //! encoded in full and compared.
 
-use super::{Codec, Encoded, Input, scratch};
+use super::{Codec, Encoded, Input, encode_as, scratch};
 use crate::tensor::Number;
 
 /// Chunks up to this length (bytes) are tried with everything, until a 16th of them is enough.
@@ -34,7 +34,7 @@ pub(super) fn encode(input: Input<'_>) -> Encoded {
         };
         // Of few differences bands make hardly less, but for moments, most of which may be zeros.
         let in_bands = if !few || input.number == Number::F32 && found.payload.len() > input.raw.len() / 64 {
-            encode_as(Codec::DiffBands, input)
+            encode_as(Codec::DiffBands, input.raw, input.number, input.base)
         } else {
             None
         };
@@ -72,11 +72,6 @@ fn raw(input: Input<'_>) -> Encoded {
         codec: Codec::Raw,
         payload: input.raw.to_vec(),
     }
-}
-
-fn encode_as(codec: Codec, input: Input<'_>) -> Option<Encoded> {
-    let payload = (codec.row().encode)(input)?;
-    Some(Encoded { codec, payload })
 }
 
 /// The codec of differences in classes.

@@ -79,6 +79,22 @@ fn split_with<W: Word>(raw: &[u8], base: &[u8], planes: &mut [u8], f: impl Fn(W,
 }
 
 fn decode(op: Op, job: Job<'_>) -> Result<()> {
+    let number = job.number;
+    onto(job, "difference", |r, raw| {
+        scratch::with_bytes(raw.len(), |room| {
+            let planes = take_all(r, number, room)?;
+            for_width!(number, merge_onto(op, &planes, raw));
+            Ok(())
+        })
+    })
+}
+
+/// Decodes a difference: `change` makes the whole elements of the base those of the chunk, then the tail follows.
+pub(super) fn onto(
+    job: Job<'_>,
+    what: &'static str,
+    change: impl FnOnce(&mut Reader<'_>, &mut [u8]) -> Result<()>,
+) -> Result<()> {
     let Job {
         number,
         payload,
@@ -86,13 +102,9 @@ fn decode(op: Op, job: Job<'_>) -> Result<()> {
         buf,
     } = job;
     check_base(buf, raw_len)?;
-    let mut r = Reader::new(payload, "difference");
+    let mut r = Reader::new(payload, what);
     let (raw, tail) = buf.split_at_mut(raw_len - raw_len % number.width());
-    scratch::with_bytes(raw.len(), |room| {
-        let planes = take_all(&mut r, number, room)?;
-        for_width!(number, merge_onto(op, &planes, raw));
-        Ok(())
-    })?;
+    change(&mut r, raw)?;
     take_tail(r, tail)
 }
 
@@ -104,7 +116,7 @@ pub(super) fn pair(input: Input<'_>) -> Option<(&[u8], &[u8], &[u8])> {
 }
 
 /// A difference needs a base of the chunk's own length.
-pub(super) fn check_base(base: &[u8], raw_len: usize) -> Result<()> {
+fn check_base(base: &[u8], raw_len: usize) -> Result<()> {
     if base.len() != raw_len {
         return Err(Error::damage(format!(
             "base has {} bytes, the chunk {raw_len}",

@@ -1,11 +1,11 @@
 //! Differences to the base where few elements change: how many unchanged elements lie before each changed one, and its difference.
 //! Applying one costs what it stores, not what it covers.
 
-use super::diff::{check_base, pair};
-use super::lanes::{Planes, STRETCH, Word, for_width, merge, take_tail};
+use super::diff::{onto, pair};
+use super::lanes::{Planes, STRETCH, Word, for_width, merge};
 use super::planes::{put_all, take_all};
 use super::{Input, Job, plane, scratch};
-use crate::bytes::{Reader, Writer};
+use crate::bytes::Writer;
 use crate::error::{Error, Result};
 use crate::tensor::Number;
 
@@ -77,26 +77,19 @@ fn write(gaps: &[u8], values: &[u8], number: Number) -> Vec<u8> {
 }
 
 pub(super) fn decode(job: Job<'_>) -> Result<()> {
-    let Job {
-        number,
-        payload,
-        raw_len,
-        buf,
-    } = job;
-    check_base(buf, raw_len)?;
-    let (raw, tail) = buf.split_at_mut(raw_len - raw_len % number.width());
-    let n = raw.len() / number.width();
-    let mut r = Reader::new(payload, "sparse difference");
-    let count = at_most(r.varint()?, n)?;
-    let gap_bytes = at_most(r.varint()?, count + n / usize::from(MORE))?;
-    scratch::with_bytes(gap_bytes, |room| {
-        let gaps = plane::take(&mut r, room)?;
-        scratch::with_bytes(count * number.width(), |room| {
-            let values = take_all(&mut r, number, room)?;
-            for_width!(number, apply(gaps, &values, number, raw))
+    let number = job.number;
+    onto(job, "sparse difference", |r, raw| {
+        let n = raw.len() / number.width();
+        let count = at_most(r.varint()?, n)?;
+        let gap_bytes = at_most(r.varint()?, count + n / usize::from(MORE))?;
+        scratch::with_bytes(gap_bytes, |room| {
+            let gaps = plane::take(r, room)?;
+            scratch::with_bytes(count * number.width(), |room| {
+                let values = take_all(r, number, room)?;
+                for_width!(number, apply(gaps, &values, number, raw))
+            })
         })
-    })?;
-    take_tail(r, tail)
+    })
 }
 
 fn at_most(v: u64, limit: usize) -> Result<usize> {

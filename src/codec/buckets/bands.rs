@@ -7,7 +7,7 @@ use super::encode::{Pair, encode_words};
 use super::{Order, for_order};
 use crate::bytes::{Reader, Writer};
 use crate::codec::cpu::{self, BLOCK, Cpu, Work};
-use crate::codec::lanes::{Word, for_width, take_tail};
+use crate::codec::lanes::{Word, for_width};
 use crate::codec::{Input, Job, diff, plane, scratch};
 use crate::error::{Error, Result};
 use crate::tensor::Number;
@@ -24,11 +24,7 @@ const UNIT: u32 = 8;
 const LEAST_DECAYED: usize = 8;
 
 fn order(number: Number) -> Order {
-    if number.is_float() {
-        Order::Magnitudes
-    } else {
-        Order::Integers
-    }
+    Order::of(number, Order::Magnitudes)
 }
 
 pub(in crate::codec) fn encode(input: Input<'_>) -> Option<Vec<u8>> {
@@ -194,17 +190,10 @@ impl<W: Word> Moved<'_, W> {
 }
 
 pub(in crate::codec) fn decode(job: Job<'_>) -> Result<()> {
-    let Job {
-        number,
-        payload,
-        raw_len,
-        buf,
-    } = job;
-    diff::check_base(buf, raw_len)?;
-    let mut r = Reader::new(payload, "difference in bands");
-    let (raw, tail) = buf.split_at_mut(raw_len - raw_len % number.width());
-    for_width!(number, decode_bands(&mut r, number, raw))?;
-    take_tail(r, tail)
+    let number = job.number;
+    diff::onto(job, "difference in bands", |r, raw| {
+        for_width!(number, decode_bands(r, number, raw))
+    })
 }
 
 fn decode_bands<W: Word>(r: &mut Reader<'_>, number: Number, raw: &mut [u8]) -> Result<()> {

@@ -4,7 +4,7 @@ use super::bits::{BitReader, peek};
 use super::{BITS_ESCAPE, CLASSES, Kind, Ones, Order, Tokens, for_order, token};
 use crate::bytes::Reader;
 use crate::codec::cpu::{self, BLOCK, Cpu, Work};
-use crate::codec::lanes::{Word, block_or_part, for_width, store_block, take_tail};
+use crate::codec::lanes::{Word, block_or_part, for_width, store_block};
 use crate::codec::rans::{self, Frequencies};
 use crate::codec::weights::Weights;
 use crate::codec::{Job, diff, scratch};
@@ -13,11 +13,7 @@ use std::marker::PhantomData;
 
 /// Differences of integers, or of floats in their order.
 pub(in crate::codec) fn decode(job: Job<'_>) -> Result<()> {
-    let order = if job.number.is_float() {
-        Order::Floats
-    } else {
-        Order::Integers
-    };
+    let order = Order::of(job.number, Order::Floats);
     decode_job(job, order)
 }
 
@@ -30,17 +26,10 @@ pub(in crate::codec) fn decode_magnitudes(job: Job<'_>) -> Result<()> {
 }
 
 fn decode_job(job: Job<'_>, order: Order) -> Result<()> {
-    let Job {
-        number,
-        payload,
-        raw_len,
-        buf,
-    } = job;
-    diff::check_base(buf, raw_len)?;
-    let mut r = Reader::new(payload, "difference in classes");
-    let (raw, tail) = buf.split_at_mut(raw_len - raw_len % number.width());
-    for_width!(number, decode_words(&mut r, order, raw))?;
-    take_tail(r, tail)
+    let number = job.number;
+    diff::onto(job, "difference in classes", |r, raw| {
+        for_width!(number, decode_words(r, order, raw))
+    })
 }
 
 struct Head {

@@ -16,12 +16,7 @@ const SAMPLED: usize = 512;
 
 /// Differences of integers, or of floats in their order.
 pub(in crate::codec) fn encode(input: Input<'_>) -> Option<Vec<u8>> {
-    let order = if input.number.is_float() {
-        Order::Floats
-    } else {
-        Order::Integers
-    };
-    encode_input(input, order)
+    encode_input(input, Order::of(input.number, Order::Floats))
 }
 
 /// Differences of floats away from zero.

@@ -15,6 +15,7 @@ pub(super) use encode::{encode, encode_magnitudes};
 use super::cpu::BLOCK;
 use super::lanes::Word;
 use super::weights::Spread;
+use crate::tensor::Number;
 
 /// Classes of a chunk, at most.
 const CLASSES: usize = 16;
@@ -85,6 +86,15 @@ macro_rules! for_order {
 use for_order;
 
 impl Order {
+    /// `floats` for floats.
+    fn of(number: Number, floats: Order) -> Order {
+        if number.is_float() {
+            floats
+        } else {
+            Order::Integers
+        }
+    }
+
     fn is_float(self) -> bool {
         self != Order::Integers
     }
