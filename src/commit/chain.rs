@@ -3,7 +3,7 @@
 use super::encode::Encoder;
 use crate::codec::Codec;
 use crate::error::Result;
-use crate::graph::{MANY_DEPTH, NodeKind};
+use crate::graph::{MANY_DEPTH, NodeKind, NodeMeta};
 use crate::id::NodeId;
 use crate::rebuild::NodeSource;
 
@@ -26,6 +26,12 @@ pub(super) fn within_bounds(codec: Codec, depth: u8, cost: u64, raw_len: u32) ->
     depth <= MAX_DEPTH + depth_over && cost <= MAX_COST * cost_over * u64::from(raw_len)
 }
 
+/// Where the delta before took more than one part in so many of the chunk, each revision follows the one before: such chains have no
+/// room for many deltas, so that skipping over some would only make them larger.
+const DENSE: u64 = 4;
+/// Without room for one part in so many of what the delta before took, a delta is not tried.
+const LITTLE: u64 = 2;
+
 /// What a new revision is a delta against.
 pub(super) struct Base {
     pub(super) id: NodeId,
@@ -35,70 +41,93 @@ pub(super) struct Base {
     /// Payload bytes that its rebuild reads.
     pub(super) cost: u64,
     /// What the delta before took, in bytes.
-    step: u64,
-    /// Whether it is the chain's root because the chain had no more room.
-    pub(super) head: bool,
+    pub(super) step: u64,
 }
 
-impl Base {
-    /// The mean size of a node of `size` bytes and of all deltas like the one before that can follow it one by one, if its rebuild
-    /// reads `cost`.
-    pub(super) fn mean(&self, size: u64, cost: u64, raw_len: u32) -> u64 {
-        let step = self.step.max(1);
-        let more = (MAX_COST * u64::from(raw_len)).saturating_sub(cost) / step;
-        (size + more * step) / (1 + more)
-    }
+/// The mean size of a node of `size` bytes and of all deltas of `step` bytes that can follow it one by one, if its rebuild reads `cost`.
+pub(super) fn mean(size: u64, cost: u64, step: u64, raw_len: u32) -> u64 {
+    let step = step.max(1);
+    let more = (MAX_COST * u64::from(raw_len)).saturating_sub(cost) / step;
+    (size + more * step) / (1 + more)
 }
 
 impl<S: NodeSource> Encoder<S> {
-    /// The base for the revision that follows `previous`, found by walking down its chain: what the skip-delta rule says. If that has
-    /// no room for a delta such as the previous one, or if `head` says so, it is the chain's root: deltas to it grow with the
-    /// distance, but as many as possible can follow.
-    pub(super) fn base(&self, kind: NodeKind, previous: NodeId, mut head: bool) -> Result<Option<Base>> {
-        let Some(meta) = self.meta_of(kind, &previous)? else {
+    /// The base for the revision that follows `previous`, found by walking down its chain: what the skip-delta rule says, or the
+    /// previous node where deltas are dense. None if there is none, or no room for a delta such as the previous one.
+    pub(super) fn base(&self, kind: NodeKind, previous: NodeId) -> Result<Option<Base>> {
+        let Some((first, len)) = self.meta_of(kind, &previous)? else {
             return Ok(None);
         };
-        let step = if meta.0.delta.is_some() {
-            u64::from(meta.1)
+        let step = first.delta.map_or(0, |_| u64::from(len));
+        let revision = first.revision().saturating_add(1);
+        let raw_len = u64::from(first.raw_len);
+        let target = if step * DENSE > raw_len {
+            first.revision()
         } else {
-            0
+            base_revision(revision)
         };
-        let mut revision = meta.0.revision().saturating_add(1);
-        let target = base_revision(revision);
-        let (mut at, mut meta) = (previous, meta);
-        while let Some(delta) = meta.0.delta {
-            if !head && meta.0.revision() <= target && delta.depth < MAX_DEPTH {
-                if delta.cost + step <= MAX_COST * u64::from(meta.0.raw_len) {
-                    break;
+        let (mut id, mut meta, mut len) = (previous, first, len);
+        while let Some(delta) = meta.delta {
+            if meta.revision() <= target && delta.depth < MAX_DEPTH {
+                if delta.cost + step / LITTLE > MAX_COST * raw_len {
+                    return Ok(None);
                 }
-                head = true;
+                break;
             }
-            // Below a relative the chain goes on with chunks of other numbers.
-            if meta.0.codec.takes_many() {
-                if head {
-                    break;
-                }
+            let Some(next) = self.below(kind, &meta)? else {
                 return Ok(None);
-            }
-            at = delta.base;
-            match self.meta_of(kind, &at)? {
-                // A chain that does not end is damage.
-                Some(m) if m.0.depth() < delta.depth => meta = m,
-                _ => return Ok(None),
-            }
+            };
+            (id, meta, len) = next;
         }
-        if head {
-            revision = revision.checked_next_multiple_of(HEAD).unwrap_or(u32::MAX);
-        }
-        let (depth, cost) = (meta.0.depth(), meta.0.cost(meta.1));
         Ok(Some(Base {
-            id: at,
-            depth,
+            id,
+            depth: meta.depth(),
             revision,
-            cost,
+            cost: meta.cost(len),
             step,
-            head,
         }))
+    }
+
+    /// What the revision that follows `previous` may be a delta against when its chain has no more room: the chain's root and the node
+    /// above it. Deltas to them are larger, but others can follow.
+    pub(super) fn heads(&self, kind: NodeKind, previous: NodeId) -> Result<Vec<Base>> {
+        let mut heads: Vec<Base> = Vec::new();
+        let Some((mut meta, mut len)) = self.meta_of(kind, &previous)? else {
+            return Ok(heads);
+        };
+        let step = meta.delta.map_or(0, |_| u64::from(len));
+        let revision = meta.revision().saturating_add(1);
+        let revision = revision.checked_next_multiple_of(HEAD).unwrap_or(u32::MAX);
+        let mut id = previous;
+        loop {
+            heads.truncate(1);
+            heads.insert(
+                0,
+                Base {
+                    id,
+                    depth: meta.depth(),
+                    revision,
+                    cost: meta.cost(len),
+                    step,
+                },
+            );
+            match self.below(kind, &meta)? {
+                Some(next) => (id, meta, len) = next,
+                None => return Ok(heads),
+            }
+        }
+    }
+
+    /// The node that a delta is against, with its payload length; none at the end of a chain, which also is where it goes on with
+    /// chunks of other numbers, below a relative.
+    fn below(&self, kind: NodeKind, meta: &NodeMeta) -> Result<Option<(NodeId, NodeMeta, u32)>> {
+        let Some(delta) = meta.delta.filter(|_| !meta.codec.takes_many()) else {
+            return Ok(None);
+        };
+        let below = self.meta_of(kind, &delta.base)?;
+        // A chain that does not end is damage.
+        let below = below.filter(|(m, _)| m.depth() < delta.depth);
+        Ok(below.map(|(meta, len)| (delta.base, meta, len)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Encodes nodes on all cores: chooses a base, encodes, decodes again and compares, appends.
 
 use super::Parts;
-use super::chain::{Base, within_bounds};
+use super::chain::{Base, mean, within_bounds};
 use super::relative::Relative;
 use crate::codec::{self, Codec};
 use crate::error::{Error, Kind, Result};
@@ -154,7 +154,7 @@ impl Encoder {
 
     /// The base that follows from the previous chunk, with its bytes, if they can be had.
     fn at_hand(&self, previous: NodeId) -> Result<Option<AtHand>> {
-        let Some(base) = self.base(NodeKind::Chunk, previous, false)? else {
+        let Some(base) = self.base(NodeKind::Chunk, previous)? else {
             return Ok(None);
         };
         let fresh = !self.rebuilder.expects(&base.id);
@@ -286,26 +286,63 @@ impl<S: NodeSource> Encoder<S> {
         (meta, raw.to_vec())
     }
 
-    /// A delta against the base that follows from the previous node, if there is one; if that turns out to have no room for it, then
-    /// against the chain's root.
+    /// A delta against the base that follows from the previous node, if there is one and room for it.
     fn against_chain(
         &self,
         chunk: &Chunk<'_>,
         previous: NodeId,
         at_hand: Option<AtHand>,
     ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
-        let mut at_hand = match at_hand {
+        let at_hand = match at_hand {
             Some(at_hand) => Some(at_hand),
-            None => self.fetch(chunk.kind, self.base(chunk.kind, previous, false)?)?,
+            None => self.fetch(chunk.kind, self.base(chunk.kind, previous)?)?,
         };
-        while let Some(AtHand { base, raw, .. }) = at_hand {
-            let found = self.against(&base, raw, chunk)?;
-            if found.is_some() || base.head {
-                return Ok(found);
+        let step = match at_hand {
+            Some(AtHand { base, raw, .. }) => {
+                let (meta, payload) = chunk.against(&base, &raw);
+                if chunk.has_room(&meta, &payload) {
+                    return Ok(self.proven(chunk, meta, payload, raw));
+                }
+                Some(payload.len() as u64)
             }
-            at_hand = self.fetch(chunk.kind, self.base(chunk.kind, previous, true)?)?;
+            None => None,
+        };
+        self.against_heads(chunk, previous, step)
+    }
+
+    /// A delta against the lower end of the previous node's chain, or alone: what makes the mean of this node and of those like the one
+    /// before that can follow it the smallest. `step` is what they take, if that is known.
+    fn against_heads(
+        &self,
+        chunk: &Chunk<'_>,
+        previous: NodeId,
+        step: Option<u64>,
+    ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
+        let heads = self.heads(chunk.kind, previous)?;
+        let Some(step) = step.or(heads.first().map(|b| b.step)) else {
+            return Ok(None);
+        };
+        let (meta, payload) = self.alone(chunk.raw, chunk.number, chunk.raw_len);
+        let mean_of = |meta: &NodeMeta, payload: &[u8]| {
+            let len = payload.len() as u32;
+            mean(u64::from(len), meta.cost(len), step, chunk.raw_len)
+        };
+        let mut best = (mean_of(&meta, &payload), meta, payload, None);
+        for head in heads {
+            let Some(AtHand { base, raw, .. }) = self.fetch(chunk.kind, Some(head))? else {
+                continue;
+            };
+            let (meta, payload) = chunk.against(&base, &raw);
+            let mean = mean_of(&meta, &payload);
+            if mean < best.0 && chunk.has_room(&meta, &payload) {
+                best = (mean, meta, payload, Some(raw));
+            }
         }
-        Ok(None)
+        let (_, meta, payload, raw) = best;
+        Ok(match raw {
+            Some(raw) => self.proven(chunk, meta, payload, raw),
+            None => Some((meta, payload)),
+        })
     }
 
     /// A base with its bytes.
@@ -319,46 +356,16 @@ impl<S: NodeSource> Encoder<S> {
         Ok(Some(AtHand { base, raw, fresh }))
     }
 
-    /// The bytes as a delta against a base, or alone where that is smaller; none if a rebuild's work would exceed its bound.
-    fn against(
+    /// What was encoded, if it decodes to the chunk again.
+    fn proven(
         &self,
-        base: &Base,
-        base_raw: Arc<Vec<u8>>,
         chunk: &Chunk<'_>,
-    ) -> Result<Option<(NodeMeta, Vec<u8>)>> {
-        let Chunk {
-            raw, number, raw_len, ..
-        } = *chunk;
-        let encoded = codec::encode(raw, number, Some(&base_raw));
-        let needs_base = encoded.codec.needs_base();
-        let cost = base.cost + encoded.payload.len() as u64;
-        if needs_base && !within_bounds(encoded.codec, base.depth + 1, cost, raw_len) {
-            return Ok(None);
-        }
-        if needs_base && base.head {
-            // What a delta here saves, those after it may lose: a chain from a new root has room for more of them.
-            let alone = self.alone(raw, number, raw_len);
-            let (here, there) = (encoded.payload.len() as u64, alone.1.len() as u64);
-            if base.mean(there, there, raw_len) <= base.mean(here, cost, raw_len) {
-                return Ok(Some(alone));
-            }
-        }
-        let delta = Delta {
-            base: base.id,
-            further: Further::default(),
-            depth: base.depth + 1,
-            revision: base.revision,
-            cost,
-        };
-        let meta = NodeMeta {
-            codec: encoded.codec,
-            number,
-            raw_len,
-            delta: needs_base.then_some(delta),
-        };
-        Ok(self
-            .proves(&meta, &encoded.payload, raw, Some(Arc::unwrap_or_clone(base_raw)))
-            .then_some((meta, encoded.payload)))
+        meta: NodeMeta,
+        payload: Vec<u8>,
+        base: Arc<Vec<u8>>,
+    ) -> Option<(NodeMeta, Vec<u8>)> {
+        self.proves(&meta, &payload, chunk.raw, Some(Arc::unwrap_or_clone(base)))
+            .then_some((meta, payload))
     }
 
     /// Whether the payload decodes to the raw bytes. If not, a codec is at fault: the bytes are stored another way.
@@ -415,4 +422,31 @@ struct Chunk<'a> {
     raw: &'a [u8],
     number: Number,
     raw_len: u32,
+}
+
+impl Chunk<'_> {
+    /// As a delta against a base, or alone where that is smaller; not proven yet.
+    fn against(&self, base: &Base, base_raw: &[u8]) -> (NodeMeta, Vec<u8>) {
+        let encoded = codec::encode(self.raw, self.number, Some(base_raw));
+        let delta = Delta {
+            base: base.id,
+            further: Further::default(),
+            depth: base.depth + 1,
+            revision: base.revision,
+            cost: base.cost + encoded.payload.len() as u64,
+        };
+        let meta = NodeMeta {
+            codec: encoded.codec,
+            number: self.number,
+            raw_len: self.raw_len,
+            delta: encoded.codec.needs_base().then_some(delta),
+        };
+        (meta, encoded.payload)
+    }
+
+    /// Whether a rebuild's work is within its bounds.
+    fn has_room(&self, meta: &NodeMeta, payload: &[u8]) -> bool {
+        let cost = meta.cost(payload.len() as u32);
+        meta.delta.is_none() || within_bounds(meta.codec, meta.depth(), cost, self.raw_len)
+    }
 }

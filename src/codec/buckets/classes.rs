@@ -6,7 +6,7 @@ use super::{CLASSES, Kind};
 const LENGTHS: usize = 65;
 
 /// Bits that a class of its own costs: its tables.
-const CLASS_BITS: f32 = 120.0;
+const CLASS_BITS: f32 = 200.0;
 /// Where so many 8ths of a class differ, they are all coded.
 const DENSE_8THS: u32 = 5;
 
