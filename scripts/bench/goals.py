@@ -48,7 +48,7 @@ def goals(results):
     ]
     lines = [line(["what", "goal", "measured", ""]), "|---|--:|--:|---|"]
     for what, goal, side, unit, value in table:
-        digits = 0 if goal >= 100 else 2
+        digits = 0 if goal >= 100 else 3 if unit == "×" else 2
         shown = "not measured yet" if value is None else f"{value:,.{digits}f} {unit}"
         verdict = "" if value is None else "met" if (value <= goal if side == "≤" else value >= goal) else "**missed**"
         lines.append(line([what, f"{side} {goal:g} {unit}", shown, verdict]))
