@@ -3,6 +3,7 @@
 mod bases;
 mod crash;
 mod damage;
+mod dense;
 mod golden;
 mod history;
 mod inputs;
