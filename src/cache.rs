@@ -48,6 +48,11 @@ impl<K: Hash + Eq, V> ByteLru<K, V> {
         }
     }
 
+    /// The most bytes that it holds.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
     /// Bytes held.
     pub fn used(&self) -> u64 {
         self.used

@@ -356,6 +356,11 @@ impl Store {
     pub fn cached_bytes(&self) -> u64 {
         self.0.parts.rebuilder.cached_bytes()
     }
+
+    /// The most bytes that the cache holds.
+    pub fn cache_limit(&self) -> u64 {
+        self.0.parts.rebuilder.cache_limit()
+    }
 }
 
 /// What a file on disk looks like.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// A PATH inside a mount's staging directory is committed by that mount, on the branch it lies in.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// What to commit
+    /// What to commit, in this order (a shell's * puts checkpoint-10 before checkpoint-5: `ls -v` does not)
     #[arg(required = true)]
     paths: Vec<PathBuf>,
     /// The branch, made if absent [default: main; in staging, the one it lies in]

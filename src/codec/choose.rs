@@ -6,6 +6,8 @@ use crate::tensor::Number;
 
 /// Chunks up to this length (bytes) are tried with everything, until a 16th of them is enough.
 const SMALL: usize = 4 << 10;
+/// A difference of at most one part in so many is not compared with the chunk alone.
+const TINY: usize = 32;
 /// A sample is this many stretches, spread evenly …
 const STRETCHES: usize = 16;
 /// … each of at most this many bytes, and a sixteenth of the chunk in all …
@@ -42,9 +44,10 @@ pub(super) fn encode(input: Input<'_>) -> Encoded {
             .into_iter()
             .flatten()
             .min_by_key(|e| e.payload.len());
-        // Tables make a sample look worse than the whole, so it is always tried; where it makes little of much, nothing else is.
+        // Tables make a sample look worse than the whole, so it is always tried; where it makes little of much, nothing else is, but
+        // what hardly varies by itself: that may be smaller without a base.
         if few {
-            return found.unwrap_or_else(|| raw(input));
+            return found.map_or_else(|| raw(input), |found| or_alone(input, found));
         }
         best = found.filter(|e| e.payload.len() < input.raw.len());
     }
@@ -65,6 +68,23 @@ pub(super) fn encode(input: Input<'_>) -> Encoded {
         }
     }
     best.unwrap_or_else(|| raw(input))
+}
+
+/// The chunk without its base, if a sample says that this is smaller, and it is.
+fn or_alone(input: Input<'_>, found: Encoded) -> Encoded {
+    let len = found.payload.len();
+    if len <= input.raw.len() / TINY {
+        return found;
+    }
+    let alone = Input { base: None, ..input };
+    by_sample(alone, false)
+        .into_iter()
+        .filter(|(_, estimate)| *estimate < len)
+        .filter_map(|(codec, _)| encode_as(codec, input.raw, input.number, None))
+        .fold(
+            found,
+            |a, b| if b.payload.len() < a.payload.len() { b } else { a },
+        )
 }
 
 fn raw(input: Input<'_>) -> Encoded {

@@ -265,6 +265,55 @@ fn blocks_that_moved_further_are_coded_apart() {
     assert_eq!(encode(&raw, Number::BF16, Some(&base)).codec, Codec::DiffBands);
 }
 
+/// The highest magnitude of flips is low, and an infinity or a NaN flips too.
+#[test]
+fn rare_flips_far_above_the_others_round_trip() {
+    for (number, one, special) in [
+        (
+            Number::F32,
+            &1f32.to_le_bytes()[..],
+            [0xff80_0000u32, 0xffc0_1234, 0xff7f_ffff],
+        ),
+        (Number::BF16, &[0x80, 0x3f], [0xff80, 0xffc1, 0xff7f]),
+        (Number::F16, &[0x00, 0x3c], [0xfc00, 0xfe01, 0xfbff]),
+    ] {
+        let width = number.width();
+        for special in special {
+            for (n, zeros, at) in [(65, 64, 64), (1000, 63, 999), (1000, 100, 999), (70_000, 0, 65)] {
+                let base = one.repeat(n);
+                let mut raw = base.clone();
+                for i in 0..zeros {
+                    raw[i * width..][..width].fill(0);
+                    raw[i * width + width - 1] = 0x80;
+                }
+                raw[at * width..][..width].copy_from_slice(&special.to_le_bytes()[..width]);
+                assert_round_trips(&raw, number, Some(&base));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_nearly_constant_does_not_need_a_noisy_base() {
+    for (number, one) in [(Number::BF16, 0x3f80u64), (Number::I16, 7)] {
+        let random = noise(21, 1 << 20);
+        let elements = |f: &dyn Fn(usize) -> u64| -> Vec<u8> {
+            (0..(1 << 20) / number.width())
+                .flat_map(|i| f(i).to_le_bytes()[..number.width()].to_vec())
+                .collect()
+        };
+        let base = elements(&|i| one + u64::from(random[i] & 1));
+        let raw = elements(&|i| one + u64::from(i == 1000));
+        let (with, alone) = (encode(&raw, number, Some(&base)), encode(&raw, number, None));
+        assert_decodes(&with, &raw, number, Some(&base));
+        assert!(
+            with.payload.len() <= alone.payload.len() + 64,
+            "{number:?}: {}",
+            with.payload.len()
+        );
+    }
+}
+
 #[test]
 fn moments_that_only_decayed_cost_little() {
     let float =

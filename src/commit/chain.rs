@@ -69,7 +69,7 @@ impl<S: NodeSource> Encoder<S> {
         let (mut id, mut meta, mut len) = (previous, first, len);
         while let Some(delta) = meta.delta {
             if meta.revision() <= target && delta.depth < MAX_DEPTH {
-                if delta.cost + step / LITTLE > MAX_COST * raw_len {
+                if delta.cost.saturating_add(step / LITTLE) > MAX_COST * raw_len {
                     return Ok(None);
                 }
                 break;

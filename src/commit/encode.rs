@@ -157,9 +157,8 @@ impl Encoder {
         let Some(base) = self.base(NodeKind::Chunk, previous)? else {
             return Ok(None);
         };
-        let fresh = !self.rebuilder.expects(&base.id);
         let raw = self.rebuilder.base(&*self.source, &base.id);
-        usable(raw.map(|raw| Some(AtHand { base, raw, fresh })))
+        usable(raw.map(|(raw, fresh)| Some(AtHand { base, raw, fresh })))
     }
 
     /// Stores another node unless it is there.
@@ -329,7 +328,7 @@ impl<S: NodeSource> Encoder<S> {
         };
         let mut best = (mean_of(&meta, &payload), meta, payload, None);
         for head in heads {
-            let Some(AtHand { base, raw, .. }) = self.fetch(chunk.kind, Some(head))? else {
+            let Some(AtHand { base, raw, .. }) = usable(self.fetch(chunk.kind, Some(head)))? else {
                 continue;
             };
             let (meta, payload) = chunk.against(&base, &raw);
@@ -431,9 +430,9 @@ impl Chunk<'_> {
         let delta = Delta {
             base: base.id,
             further: Further::default(),
-            depth: base.depth + 1,
+            depth: base.depth.saturating_add(1),
             revision: base.revision,
-            cost: base.cost + encoded.payload.len() as u64,
+            cost: base.cost.saturating_add(encoded.payload.len() as u64),
         };
         let meta = NodeMeta {
             codec: encoded.codec,

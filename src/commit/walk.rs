@@ -137,7 +137,7 @@ impl Walk {
             let here = (meta.dev(), meta.ino());
             if Some(here) == commit.store {
                 let why = format!(
-                    "{} is the store itself: commit something outside of it",
+                    "{} is the store itself: it cannot be committed, nor what it lies in",
                     source.display()
                 );
                 return Err(Error::new(Kind::Refused, why));

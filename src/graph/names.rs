@@ -55,11 +55,11 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
     ))
 }
 
-/// Checks the name of a new branch: never `latest`, nor what could be a prefix of an id.
+/// Checks the name of a new branch: never `latest`, all digits, or what could be a prefix of an id.
 pub(super) fn check_branch(name: &str) -> Result<()> {
     check_name("branch", name)?;
-    if name == "latest" || is_id_prefix(name) {
-        let why = "`latest` and 8 or more hex digits mean something else already";
+    if name == "latest" || name.bytes().all(|b| b.is_ascii_digit()) || is_id_prefix(name) {
+        let why = "`latest`, numbers and 8 or more hex digits mean something else already";
         return Err(Error::new(
             Kind::Usage,
             format!("{name:?} is no name for a branch: {why}"),

@@ -204,19 +204,24 @@ impl Rebuilder {
     }
 
     /// A chunk for a delta to be made against: its records' checksums are right, but it is neither hashed nor kept. Were it wrong all
-    /// the same, whoever reads what was made of it would find out by that one's hash.
-    pub fn base(&self, source: &dyn NodeSource, id: &NodeId) -> Result<Arc<Vec<u8>>> {
+    /// the same, whoever reads what was made of it would find out by that one's hash. Also tells whether it was read just now.
+    pub fn base(&self, source: &dyn NodeSource, id: &NodeId) -> Result<(Arc<Vec<u8>>, bool)> {
         if let Some(hit) = self.cache.lock().get(id) {
-            return Ok(hit);
+            return Ok((hit, false));
         }
         let raw = self.apply(source, NodeKind::Chunk, id, 0, &mut { MAX_NODES })?;
         self.rebuilt_bytes.fetch_add(raw.len() as u64, Relaxed);
-        Ok(Arc::new(raw))
+        Ok((Arc::new(raw), true))
     }
 
     /// Bytes in the cache.
     pub fn cached_bytes(&self) -> u64 {
         self.cache.lock().used()
+    }
+
+    /// The most bytes that the cache holds.
+    pub fn cache_limit(&self) -> u64 {
+        self.cache.lock().capacity()
     }
 
     /// What was done so far.

@@ -212,8 +212,8 @@ impl<W: Word> Block<W> {
     fn token(&self, i: usize, order: Order, highest: u8) -> (u8, u32, u64) {
         let x = self.raw[i % BLOCK];
         if super::has_flips::<W>(order) && x.differs_in_sign(self.base[i % BLOCK]) {
-            let below = highest.wrapping_sub(x.magnitude());
-            if below < token::FLIPS {
+            let below = highest.checked_sub(x.magnitude());
+            if let Some(below) = below.filter(|b| *b < token::FLIPS) {
                 return (token::flip(below), W::FRACTION, x.fraction());
             }
         }

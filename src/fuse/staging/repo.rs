@@ -17,6 +17,8 @@ pub(super) trait Repo: Send + Sync {
     fn refresh(&self) -> Result<()>;
     /// Bytes of rebuilt chunks in its cache.
     fn cached_bytes(&self) -> u64;
+    /// The most bytes that its cache holds.
+    fn cache_limit(&self) -> u64;
     /// Branches by name.
     fn branches(&self) -> Vec<String>;
     /// Makes a branch without versions.
@@ -50,6 +52,10 @@ impl Repo for Store {
 
     fn cached_bytes(&self) -> u64 {
         Store::cached_bytes(self)
+    }
+
+    fn cache_limit(&self) -> u64 {
+        Store::cache_limit(self)
     }
 
     fn branches(&self) -> Vec<String> {

@@ -13,6 +13,8 @@ pub struct Status {
     pub entries: Vec<EntryStatus>,
     /// Bytes of rebuilt chunks in the store's cache.
     pub cached_bytes: u64,
+    /// The most that may be there.
+    pub cache_limit: u64,
     /// Memory that this process occupies.
     pub resident_bytes: u64,
 }
@@ -90,6 +92,7 @@ impl Staging {
         Ok(Status {
             entries: shown.collect(),
             cached_bytes: self.repo.cached_bytes(),
+            cache_limit: self.repo.cache_limit(),
             resident_bytes: resident().unwrap_or(0),
         })
     }

@@ -103,6 +103,10 @@ impl Repo for FakeRepo {
         0
     }
 
+    fn cache_limit(&self) -> u64 {
+        0
+    }
+
     fn branches(&self) -> Vec<String> {
         self.data.lock().branches.iter().cloned().collect()
     }
