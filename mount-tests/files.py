@@ -4,10 +4,17 @@ import os
 import re
 import stat
 
+import numpy as np
+
 
 def natural(path):
     """Sorts checkpoint-9 before checkpoint-10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+
+def noise(size, seed=0):
+    """Bytes that do not compress, the same for each seed."""
+    return np.random.default_rng(seed).bytes(size)
 
 
 def sha256(path):

@@ -5,15 +5,10 @@ import shutil
 import subprocess
 import time
 
-import numpy as np
 import pytest
 
-from files import sha256, snapshot
+from files import noise, sha256, snapshot
 from zspace import SETTLE, Mount, Zspace, eventually
-
-
-def noise(size, seed=0):
-    return np.random.default_rng(seed).bytes(size)
 
 
 # C24: a full disk

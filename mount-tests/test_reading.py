@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from files import sha256
+from files import noise, sha256
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def version(mount, tmp_path):
     save_file(tensors, source / "model.safetensors")
     torch.save(tensors, source / "model.pt")
     np.save(source / "array.npy", np.arange(1 << 20, dtype=np.float32))
-    (source / "odd.bin").write_bytes(np.random.default_rng(1).bytes((3 << 20) + 4097))
+    (source / "odd.bin").write_bytes(noise((3 << 20) + 4097, 1))
     mount.zspace.commit(source)
     return mount.wait_for(1) / "run", source
 

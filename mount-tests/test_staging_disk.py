@@ -15,12 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from files import sha256
+from files import noise, sha256
 from zspace import SETTLE, Mount, eventually
-
-
-def noise(size, seed=0):
-    return np.random.default_rng(seed).bytes(size)
 
 
 # C14: a temporary name, then a rename

@@ -58,11 +58,10 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
 /// Checks the name of a new branch: never `latest`, all digits, or what could be a prefix of an id.
 pub(super) fn check_branch(name: &str) -> Result<()> {
     check_name("branch", name)?;
-    if name == "latest" || name.bytes().all(|b| b.is_ascii_digit()) || is_id_prefix(name) {
-        let why = "`latest`, numbers and 8 or more hex digits mean something else already";
+    if means_else(name) {
         return Err(Error::new(
             Kind::Usage,
-            format!("{name:?} is no name for a branch: {why}"),
+            format!("{name:?} is no name for a branch: {MEANS_ELSE}"),
         ));
     }
     Ok(())
@@ -71,11 +70,21 @@ pub(super) fn check_branch(name: &str) -> Result<()> {
 /// Checks a tag name: also never `latest`, all digits, or what could be a prefix of an id.
 pub(super) fn check_tag(name: &str) -> Result<()> {
     check_name("tag", name)?;
-    if name == "latest" || name.bytes().all(|b| b.is_ascii_digit()) || is_id_prefix(name) {
-        let why = "`latest`, numbers and 8 or more hex digits mean something else already";
-        return Err(Error::new(Kind::Usage, format!("{name:?} is no tag name: {why}")));
+    if means_else(name) {
+        return Err(Error::new(
+            Kind::Usage,
+            format!("{name:?} is no tag name: {MEANS_ELSE}"),
+        ));
     }
     Ok(())
+}
+
+/// Why such a name is refused.
+const MEANS_ELSE: &str = "`latest`, numbers and 8 or more hex digits mean something else already";
+
+/// Whether the word is understood in another way where a branch or tag may be named.
+fn means_else(word: &str) -> bool {
+    word == "latest" || word.bytes().all(|b| b.is_ascii_digit()) || is_id_prefix(word)
 }
 
 /// Whether the word may be a prefix of a version's id: 8 to 64 lower-case hex digits.
