@@ -4,13 +4,12 @@ use crate::error::Error;
 use crate::graph::{EntryKind, NodeKind, Numbered, Tree};
 use crate::id::{FileHash, FileHasher, NodeId};
 use crate::pack::Packs;
-use crate::rebuild::{NodeSource, Rebuilder, StoredFile};
+use crate::rebuild::{AHEAD, NodeSource, Rebuilder, StoredFile};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Bytes rebuilt at a time, and rebuilt ahead of that.
+/// Bytes rebuilt at a time.
 const STEP: usize = 1 << 20;
-const AHEAD: u64 = 16 << 20;
 
 /// One damaged thing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -119,7 +118,7 @@ impl Verifier {
         let mut hasher = FileHasher::default();
         let mut at = 0;
         while at < len {
-            file.read_ahead(at, AHEAD);
+            file.read_ahead(at, AHEAD as u64);
             match file.read(at, STEP) {
                 Ok(bytes) if !bytes.is_empty() => {
                     hasher.update(&bytes);

@@ -6,14 +6,18 @@ use super::relative::Relative;
 use crate::codec::{self, Codec};
 use crate::error::{Error, Kind, Result};
 use crate::graph::{Delta, Further, Manifest, NodeKind, NodeMeta};
-use crate::id::NodeId;
+use crate::id::{Domain, NodeId};
 use crate::pack::{Meta, Node, PackRange, PackWriter, Packs};
 use crate::rebuild::{NodeSource, Rebuilder};
 use crate::tensor::Number;
 use crossbeam_channel::{Sender, bounded};
 use parking_lot::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::Scope;
+
+/// Chunks that a thread takes at once, if there are as many: hashed together they cost a third.
+const BATCH: usize = 16;
 
 /// What a chunk may be encoded against.
 #[derive(Default)]
@@ -88,23 +92,26 @@ pub(super) fn start_workers<'s>(
     encoder: &'s Encoder,
     threads: usize,
 ) -> Sender<Job> {
-    let (send, receive) = bounded::<Job>(threads.max(1) * 2);
-    for _ in 0..threads.max(1) {
+    let threads = threads.max(1);
+    let (send, receive) = bounded::<Job>(threads * BATCH);
+    for _ in 0..threads {
         let receive = receive.clone();
         scope.spawn(move || {
-            for job in receive {
-                let Job {
-                    raw,
-                    number,
-                    against,
-                    place,
-                    reply,
-                } = job;
-                let work = || encoder.chunk(&raw, number, &against);
-                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-                let result = result.unwrap_or_else(|_| Err(Error::new(Kind::Io, "an encoder failed")));
-                // Nobody listens any more when the file was given up.
-                let _ = reply.send((place, result));
+            while let Ok(first) = receive.recv() {
+                // The other threads get their share.
+                let more = (receive.len() / threads).min(BATCH - 1);
+                let jobs: Vec<Job> = std::iter::once(first)
+                    .chain(receive.try_iter().take(more))
+                    .collect();
+                let raws: Vec<&[u8]> = jobs.iter().map(|j| j.raw.as_slice()).collect();
+                let hashes = Domain::Chunk.hash_many(&raws);
+                for (job, hash) in jobs.into_iter().zip(hashes) {
+                    let work = || encoder.chunk(NodeId(hash), &job.raw, job.number, &job.against);
+                    let result = catch_unwind(AssertUnwindSafe(work));
+                    let result = result.unwrap_or_else(|_| Err(Error::new(Kind::Io, "an encoder failed")));
+                    // Nobody listens any more when the file was given up.
+                    let _ = job.reply.send((job.place, result.map(|()| NodeId(hash))));
+                }
             }
         });
     }
@@ -136,20 +143,18 @@ impl Encoder {
             .finish()
     }
 
-    /// Stores a chunk unless it is there.
-    pub(super) fn chunk(&self, raw: &[u8], number: Number, against: &Against) -> Result<NodeId> {
+    /// Stores a chunk, whose id was made of its bytes, unless it is there.
+    pub(super) fn chunk(&self, id: NodeId, raw: &[u8], number: Number, against: &Against) -> Result<()> {
         // What follows a relative needs no previous chunk, unless all else fails.
         let previous = against.previous.filter(|_| against.relative.is_none());
         let at_hand = previous.map(|p| self.at_hand(p)).transpose()?.flatten();
-        let id = NodeId(crate::id::Domain::Chunk.hash(raw));
         if at_hand
             .as_ref()
             .is_some_and(|a| a.fresh && a.base.id == id && *a.raw == raw)
         {
-            return Ok(id);
+            return Ok(());
         }
-        self.store(NodeKind::Chunk, id, raw, number, against, at_hand)?;
-        Ok(id)
+        self.store(NodeKind::Chunk, id, raw, number, against, at_hand)
     }
 
     /// The base that follows from the previous chunk, with its bytes, if they can be had.

@@ -311,8 +311,9 @@ impl Commit<'_> {
         reply: &Sender<(usize, Result<NodeId>)>,
     ) -> Result<()> {
         if raw.len() <= 4096 {
-            let result = self.encoder.chunk(&raw, number, &against);
-            let _ = reply.send((place, result));
+            let id = NodeId(Domain::Chunk.hash(&raw));
+            let result = self.encoder.chunk(id, &raw, number, &against);
+            let _ = reply.send((place, result.map(|()| id)));
             return Ok(());
         }
         let job = Job {

@@ -1,23 +1,35 @@
 //! A small pool of threads that rebuild chunks before they are asked for.
 
-use crossbeam_channel::{Sender, bounded};
+use super::{NodeSource, Rebuilder};
+use crate::id::NodeId;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
-/// Threads with a short queue: work that finds it full is dropped, for whoever needs the chunk rebuilds it then.
-pub(super) struct Pool(Sender<Box<dyn FnOnce() + Send>>);
+/// Chunks that a thread takes at once, if there are as many: hashed together they cost a third.
+const BATCH: usize = 24;
+/// Chunks for each thread that may wait their turn.
+const QUEUE: usize = 4 * BATCH;
+
+/// A chunk to rebuild.
+pub(super) struct Ahead {
+    pub(super) rebuilder: Arc<Rebuilder>,
+    pub(super) source: Arc<dyn NodeSource>,
+    pub(super) id: NodeId,
+}
+
+/// Threads with a queue: what finds it full is dropped, for whoever needs the chunk rebuilds it then.
+pub(super) struct Pool(Sender<Ahead>);
 
 impl Pool {
     pub(super) fn new(threads: usize) -> Self {
-        let (send, receive) = bounded::<Box<dyn FnOnce() + Send>>(threads.max(1) * 16);
-        for i in 0..threads.max(1) {
+        let threads = threads.max(1);
+        let (send, receive) = bounded::<Ahead>(threads * QUEUE);
+        for i in 0..threads {
             let receive = receive.clone();
             let spawned = std::thread::Builder::new()
                 .name(format!("ahead-{i}"))
-                .spawn(move || {
-                    for work in receive {
-                        // A failure shows again, with its reason, to whoever reads the chunk.
-                        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-                    }
-                });
+                .spawn(move || work(&receive, threads));
             if let Err(e) = spawned {
                 log::warn!("cannot start a read-ahead thread: {e}");
             }
@@ -25,7 +37,20 @@ impl Pool {
         Pool(send)
     }
 
-    pub(super) fn try_run(&self, work: Box<dyn FnOnce() + Send>) -> bool {
-        self.0.try_send(work).is_ok()
+    pub(super) fn try_run(&self, chunk: Ahead) -> bool {
+        self.0.try_send(chunk).is_ok()
+    }
+}
+
+fn work(queue: &Receiver<Ahead>, threads: usize) {
+    while let Ok(first) = queue.recv() {
+        // The other threads get their share.
+        let more = (queue.len() / threads).min(BATCH - 1);
+        let rebuilder = first.rebuilder.clone();
+        let batch: Vec<Ahead> = std::iter::once(first)
+            .chain(queue.try_iter().take(more))
+            .collect();
+        // A failure shows again, with its reason, to whoever reads the chunk.
+        let _ = catch_unwind(AssertUnwindSafe(|| rebuilder.rebuild_ahead(&batch)));
     }
 }

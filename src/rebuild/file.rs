@@ -194,8 +194,9 @@ impl StoredFile {
         Ok(Slice::Owned(out))
     }
 
-    /// Starts rebuilding the chunks of a range in the background.
+    /// Starts rebuilding the chunks of a range in the background; no more than a part of the cache can hold.
     pub fn read_ahead(&self, offset: u64, len: u64) {
+        let len = len.min(self.rebuilder.cache_limit() / 4);
         let mut last = None;
         for p in self.parts(offset, len) {
             if last.replace(p.chunk) == Some(p.chunk) {
@@ -204,16 +205,7 @@ impl StoredFile {
             let Some(id) = self.chunks.get(p.chunk).copied() else {
                 return;
             };
-            if self.rebuilder.expects(&id) {
-                continue;
-            }
-            let (rebuilder, source) = (self.rebuilder.clone(), self.source.clone());
-            let work = Box::new(move || {
-                if let Err(e) = rebuilder.chunk(&*source, &id) {
-                    log::debug!("read ahead: {e}");
-                }
-            });
-            if !self.rebuilder.spawn(work) {
+            if !self.rebuilder.ahead(&self.source, &id) {
                 return;
             }
         }

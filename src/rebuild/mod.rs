@@ -11,10 +11,10 @@ use crate::cache::ByteLru;
 use crate::codec;
 use crate::error::{Error, Result};
 use crate::graph::{NodeKind, NodeMeta};
-use crate::id::NodeId;
+use crate::id::{Domain, NodeId};
 use crate::pack::{Meta, Node, Packs};
 use ::bytes::Bytes;
-use ahead::Pool;
+use ahead::{Ahead, Pool};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -47,6 +47,9 @@ const MAX_NESTED: usize = 3;
 /// … and so many nodes may be read in all. The depths that commit and repack allow keep well within both.
 pub const MAX_NODES: usize = 1024;
 
+/// Bytes to rebuild ahead of a reader who wants all: a batch for each of a few threads, and the next ones waiting.
+pub const AHEAD: usize = 64 << 20;
+
 /// What was done since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -63,7 +66,8 @@ pub struct Counters {
 /// Rebuilds nodes through one shared cache.
 pub struct Rebuilder {
     cache: Mutex<ByteLru<NodeId, Vec<u8>>>,
-    flights: Mutex<HashMap<NodeId, Arc<Flight>>>,
+    /// What is being decoded, and, with nothing, what waits to be.
+    flights: Mutex<HashMap<NodeId, Option<Arc<Flight>>>>,
     pool: Pool,
     asked: AtomicU64,
     read: AtomicU64,
@@ -98,59 +102,104 @@ impl Rebuilder {
         if let Some(hit) = self.cache.lock().get(id) {
             return Ok(hit);
         }
-        let (flight, leads) = match self.flights.lock().entry(*id) {
-            Entry::Occupied(e) => (e.get().clone(), false),
-            Entry::Vacant(e) => (e.insert(Arc::default()).clone(), true),
+        let flight = match self.take_off(id) {
+            Ok(landing) => return landing.land(self.node(source, NodeKind::Chunk, id)),
+            Err(flight) => flight,
         };
-        if !leads {
-            let mut done = flight.done.lock();
-            loop {
-                match &*done {
-                    Some(Ok(raw)) => return Ok(raw.clone()),
-                    Some(Err(e)) => return Err(e.share()),
-                    None => flight.landed.wait(&mut done),
-                }
+        let mut done = flight.done.lock();
+        loop {
+            match &*done {
+                Some(Ok(raw)) => return Ok(raw.clone()),
+                Some(Err(e)) => return Err(e.share()),
+                None => flight.landed.wait(&mut done),
             }
         }
-        // The waiters are woken whatever happens here, a panic of a decoder included.
-        let guard = Landing {
-            rebuilder: self,
-            id,
-            flight: &flight,
-        };
-        let result = self.node(source, NodeKind::Chunk, id).map(Arc::new);
-        if let Ok(raw) = &result {
-            self.cache.lock().put(*id, raw.clone(), raw.len() as u64);
-        }
-        guard.land(match &result {
-            Ok(raw) => Ok(raw.clone()),
-            Err(e) => Err(e.share()),
-        });
-        result
     }
 
-    /// Whether the chunk is in the cache or on its way there: asking for it need not read the pack then.
-    pub fn expects(&self, id: &NodeId) -> bool {
-        self.cache.lock().contains(id) || self.flights.lock().contains_key(id)
+    /// Begins a flight, unless there is one. One that waits in the queue for its turn need not be waited for.
+    fn take_off(&self, id: &NodeId) -> std::result::Result<Landing<'_>, Arc<Flight>> {
+        let mut flights = self.flights.lock();
+        if let Some(Some(flight)) = flights.get(id) {
+            return Err(flight.clone());
+        }
+        let flight = Arc::<Flight>::default();
+        flights.insert(*id, Some(flight.clone()));
+        Ok(Landing {
+            rebuilder: self,
+            id: *id,
+            flight,
+        })
+    }
+
+    /// Has a chunk rebuilt in the background, unless it is in the cache or on its way there. Gives `false` when there is no room in
+    /// the queue.
+    fn ahead(self: &Arc<Self>, source: &Arc<dyn NodeSource>, id: &NodeId) -> bool {
+        if self.cache.lock().contains(id) {
+            return true;
+        }
+        match self.flights.lock().entry(*id) {
+            Entry::Occupied(_) => return true,
+            Entry::Vacant(e) => drop(e.insert(None)),
+        }
+        let queued = self.pool.try_run(Ahead {
+            rebuilder: self.clone(),
+            source: source.clone(),
+            id: *id,
+        });
+        if !queued {
+            self.turn_of(id);
+        }
+        queued
+    }
+
+    /// Takes a chunk out of the queue, unless somebody who needed it did.
+    fn turn_of(&self, id: &NodeId) -> bool {
+        let mut flights = self.flights.lock();
+        let waits = matches!(flights.get(id), Some(None));
+        if waits {
+            flights.remove(id);
+        }
+        waits
+    }
+
+    /// Rebuilds what waited in the queue. The hashes are computed side by side.
+    fn rebuild_ahead(&self, queued: &[Ahead]) {
+        let mut raws = Vec::with_capacity(queued.len());
+        // All take off first: who needs one of them soon should wait for it rather than rebuild it alone.
+        let flights: Vec<_> = queued
+            .iter()
+            .filter(|a| self.turn_of(&a.id))
+            .filter_map(|a| Some((a, self.take_off(&a.id).ok()?)))
+            .collect();
+        for (ahead, landing) in flights {
+            match self.unverified(&*ahead.source, NodeKind::Chunk, &ahead.id) {
+                Ok(raw) => raws.push((landing, raw)),
+                Err(e) => drop(landing.land(Err(e))),
+            }
+        }
+        let bytes: Vec<&[u8]> = raws.iter().map(|(_, raw)| raw.as_slice()).collect();
+        let hashes = Domain::Chunk.hash_many(&bytes);
+        for ((landing, raw), hash) in raws.into_iter().zip(hashes) {
+            let id = landing.id;
+            drop(landing.land(verified(NodeKind::Chunk, &id, Some(NodeId(hash)), raw)));
+        }
     }
 
     /// The raw bytes of a node of any kind: its chain is collected down to its root or a cached base, then applied in one
     /// buffer. All but manifests (which their file's hash verifies) are verified against their id.
     pub fn node(&self, source: &dyn NodeSource, kind: NodeKind, id: &NodeId) -> Result<Vec<u8>> {
-        self.decode(source, kind, id)
-            .map_err(|e| e.context(format_args!("{} {}", kind.name(), id.short())))
+        let raw = self.unverified(source, kind, id)?;
+        let real = kind.id_of(&raw);
+        verified(kind, id, real, raw)
     }
 
-    fn decode(&self, source: &dyn NodeSource, kind: NodeKind, id: &NodeId) -> Result<Vec<u8>> {
-        let mut left = MAX_NODES;
-        let buf = self.apply(source, kind, id, 0, &mut left)?;
-        self.rebuilt_bytes.fetch_add(buf.len() as u64, Relaxed);
-        match kind.id_of(&buf) {
-            Some(real) if real != *id => Err(Error::damage(
-                "rebuilt bytes do not have the hash that names them",
-            )),
-            _ => Ok(buf),
-        }
+    /// The bytes that the chain gives, whatever their hash.
+    fn unverified(&self, source: &dyn NodeSource, kind: NodeKind, id: &NodeId) -> Result<Vec<u8>> {
+        let raw = self
+            .apply(source, kind, id, 0, &mut { MAX_NODES })
+            .map_err(|e| told(kind, id, e))?;
+        self.rebuilt_bytes.fetch_add(raw.len() as u64, Relaxed);
+        Ok(raw)
     }
 
     /// Applies a chain, unverified; one that is `nested` in another may be in the cache. `left` is how many nodes may be read.
@@ -209,8 +258,7 @@ impl Rebuilder {
         if let Some(hit) = self.cache.lock().get(id) {
             return Ok((hit, false));
         }
-        let raw = self.apply(source, NodeKind::Chunk, id, 0, &mut { MAX_NODES })?;
-        self.rebuilt_bytes.fetch_add(raw.len() as u64, Relaxed);
+        let raw = self.unverified(source, NodeKind::Chunk, id)?;
         Ok((Arc::new(raw), true))
     }
 
@@ -233,29 +281,50 @@ impl Rebuilder {
             rebuilt_bytes: self.rebuilt_bytes.load(Relaxed),
         }
     }
+}
 
-    /// Runs `work` on a read-ahead thread, or not at all when they are busy enough.
-    fn spawn(&self, work: Box<dyn FnOnce() + Send>) -> bool {
-        self.pool.try_run(work)
+/// The bytes, if `real`, the id that they have, is the one asked for; those of a manifest have none.
+fn verified(kind: NodeKind, id: &NodeId, real: Option<NodeId>, raw: Vec<u8>) -> Result<Vec<u8>> {
+    match real {
+        Some(real) if real != *id => {
+            let e = Error::damage("rebuilt bytes do not have the hash that names them");
+            Err(told(kind, id, e))
+        }
+        _ => Ok(raw),
     }
+}
+
+/// The error with what it is about.
+fn told(kind: NodeKind, id: &NodeId, e: Error) -> Error {
+    e.context(format_args!("{} {}", kind.name(), id.short()))
 }
 
 /// Ends a flight: removes it and wakes the waiters, with an error if the leader did not get to an answer.
 struct Landing<'a> {
     rebuilder: &'a Rebuilder,
-    id: &'a NodeId,
-    flight: &'a Flight,
+    id: NodeId,
+    flight: Arc<Flight>,
 }
 
 impl Landing<'_> {
-    fn land(self, result: Result<Arc<Vec<u8>>>) {
-        *self.flight.done.lock() = Some(result);
+    /// Gives the bytes to the waiters and to the cache.
+    fn land(self, result: Result<Vec<u8>>) -> Result<Arc<Vec<u8>>> {
+        let result = result.map(Arc::new);
+        if let Ok(raw) = &result {
+            let mut cache = self.rebuilder.cache.lock();
+            cache.put(self.id, raw.clone(), raw.len() as u64);
+        }
+        *self.flight.done.lock() = Some(match &result {
+            Ok(raw) => Ok(raw.clone()),
+            Err(e) => Err(e.share()),
+        });
+        result
     }
 }
 
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
-        self.rebuilder.flights.lock().remove(self.id);
+        self.rebuilder.flights.lock().remove(&self.id);
         self.flight
             .done
             .lock()

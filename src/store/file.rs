@@ -3,15 +3,14 @@
 use super::Slice;
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::format::{self, Format, Virtual};
-use crate::rebuild::{StoredFile, VirtualFile};
+use crate::rebuild::{AHEAD, StoredFile, VirtualFile};
 use crate::tensor::Dtype;
 use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// Bytes copied at a time, and rebuilt ahead of that.
+/// Bytes copied at a time.
 const STEP: usize = 1 << 20;
-const AHEAD: usize = 16 << 20;
 
 /// A file of a version, or a view of one: random access, rebuilt chunk by chunk through the shared cache.
 pub struct FileView {
