@@ -2,6 +2,7 @@
 
 use super::layout::{ChunkPlan, Extent, Format, Layout, Region, Tensor};
 use crate::tensor::Number;
+use sha2::{Digest, Sha256};
 
 /// Regions longer than this get chunks of their own, and a tail shorter than this joins the chunk before it.
 const OWN: u64 = 64 << 10;
@@ -9,6 +10,10 @@ const OWN: u64 = 64 << 10;
 const LARGE: u64 = 1 << 20;
 /// Small regions and structural bytes are gathered up to this length.
 const GATHER: u64 = 256 << 10;
+/// A chunk of small regions is closed after one in so many bytes, by their names …
+const CLOSE: u64 = 96 << 10;
+/// … once it has this length.
+const LEAST: u64 = 32 << 10;
 
 /// What a parser found.
 #[derive(Debug)]
@@ -51,6 +56,9 @@ pub(super) fn plan(parts: Parts, len: u64) -> Result<Layout, String> {
             p.own(number, r.len);
         } else {
             p.gather(number, r.len);
+            if number != Number::Bytes && closes(r) {
+                p.close(number);
+            }
         }
         at = end;
     }
@@ -67,6 +75,22 @@ pub(super) fn plan(parts: Parts, len: u64) -> Result<Layout, String> {
     };
     layout.check().map_err(|e| e.to_string())?;
     Ok(layout)
+}
+
+/// Whether a small region is the last one of its chunk. The names decide, as the content does where files are cut by it: where one is
+/// added, removed or renamed, only the chunks nearby change. What a renamed model keeps is looked at: the numbers (of layers) and the
+/// last two components.
+fn closes(r: &Region) -> bool {
+    let mut parts = r.name.rsplit('.');
+    let last = [parts.next(), parts.next()];
+    let numbers = parts.filter(|p| p.bytes().all(|b| b.is_ascii_digit())).map(Some);
+    let mut hasher = Sha256::new();
+    for part in last.into_iter().chain(numbers).flatten() {
+        hasher.update(part);
+        hasher.update(b".");
+    }
+    let [a, b, c, d, ..]: [u8; 32] = hasher.finalize().into();
+    u64::from(u32::from_be_bytes([a, b, c, d])) * CLOSE < r.len << 32
 }
 
 struct Planner {
@@ -94,6 +118,16 @@ impl Planner {
             self.extend(chunk, n as u32);
             len -= n;
         }
+    }
+
+    /// Opens a new chunk for the next region of this kind, if the open one is long enough.
+    fn close(&mut self, number: Number) {
+        let open = &mut self.open[usize::from(number.tag())];
+        *open = open.filter(|c| {
+            self.chunks
+                .get(*c as usize)
+                .is_some_and(|c| u64::from(c.len) < LEAST)
+        });
     }
 
     /// Gives a region chunks of its own, the first one starting where the region starts.

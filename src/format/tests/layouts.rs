@@ -31,9 +31,10 @@ fn large_regions_have_chunks_of_their_own_and_small_ones_share() {
         lens(&layout),
         [
             (header, Number::Bytes),
-            // t0, t2, t4 and t5 fit into 256 KiB, t6 opens the next one.
-            (3 * 64 * KIB + 40, Number::F32),
+            // After t0 and t5 a chunk is closed, as their names have it.
+            (64 * KIB, Number::F32),
             (64 * KIB + 4, Number::F32),
+            (128 * KIB + 40, Number::F32),
             (64 * KIB, Number::F32),
             // A tail below 64 KiB joins the chunk before it.
             (1024 * KIB + 64 * KIB - 4, Number::F32),

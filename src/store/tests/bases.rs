@@ -227,6 +227,61 @@ fn a_fine_tune_of_another_branch_is_found() {
     f.verify();
 }
 
+/// Tensors that share chunks: 96 of 16 KiB.
+fn adapters(seed: u64) -> Tensors {
+    let mut all = Tensors::transformer(seed, 0).renamed(|_| "one".into());
+    let (_, dtype, bytes) = all.0.remove(0);
+    let parts = bytes.chunks_exact(2048).cycle().zip(0..8 * 96u64);
+    let mut noise = Noise(seed);
+    for (part, i) in parts {
+        if i % 8 == 0 {
+            all.0.push((
+                format!("layers.{}.{}.lora.weight", i / 32, i / 8 % 4),
+                dtype,
+                Vec::new(),
+            ));
+        }
+        let (_, _, tensor) = all.0.last_mut().unwrap();
+        let weights = part.as_chunks().0.iter();
+        tensor.extend(
+            weights.flat_map(|w| (u16::from_le_bytes(*w) ^ (noise.next() % 64) as u16).to_le_bytes()),
+        );
+    }
+    all
+}
+
+#[test]
+fn small_tensors_may_come_go_and_be_renamed() {
+    let before = adapters(21);
+    let mut after = before.clone();
+    after.step(22);
+    let stored = |after: &Tensors| {
+        let f = Fixture::new();
+        f.commit_file("main", "m.safetensors", &before.file());
+        let done = f.commit_file("main", "m.safetensors", &after.file());
+        f.verify();
+        done.stored
+    };
+    let step = stored(&after);
+    assert!(step < 200_000, "{step}");
+    // At most two chunks more, each of at most 256 KiB, where one tensor changes.
+    let few = step + 400_000;
+    let new = || ("layers.3.new.weight".to_owned(), "BF16", after.0[0].2.clone());
+    for at in [0, 13, 40, 95] {
+        let (mut more, mut fewer) = (after.clone(), after.clone());
+        more.0.insert(at, new());
+        fewer.0.remove(at);
+        for changed in [more, fewer] {
+            let n = stored(&changed);
+            assert!(n < few, "{n} at {at}, where a step takes {step}");
+        }
+    }
+    let n = stored(&after.renamed(|n| format!("base_model.model.{n}")));
+    assert!(n < few, "{n} where a step takes {step}");
+    let n = stored(&after.part(7..70));
+    assert!(n < few, "{n} where a step takes {step}");
+}
+
 #[test]
 fn a_run_committed_at_once_is_a_series() {
     let f = Fixture::new();
