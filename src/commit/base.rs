@@ -143,7 +143,7 @@ impl Bases {
             if search.is_done() {
                 break;
             }
-            search.visit(&self.index(v));
+            search.visit(&self.index(v), i <= 1);
         }
         search.finish(&keys, &mut found);
         found

@@ -14,6 +14,9 @@ pub(super) type Renaming = (Vec<u8>, Vec<u8>);
 /// A region: the file's number in the index, and its own in the file.
 type Ref = (u32, u32);
 
+/// Regions on either side of one that are looked at whatever their names.
+const BESIDE: usize = 16;
+
 /// The regions of some files by form and name.
 #[derive(Clone, Default)]
 pub(super) struct Index {
@@ -74,28 +77,46 @@ impl Index {
         let near = from(start.1).chain(before.into_iter().flat_map(|n| from(n.1.clone())));
         let mut refs: Vec<Ref> = near.map(|n| (n.2.0, n.3)).collect();
         refs.extend(all.get(ordinal));
-        let numbers = alike(name.as_bytes()).1;
         let mut found: Vec<Candidate<'_>> = Vec::new();
         for (file, region) in refs {
-            let file = &self.files[file as usize];
+            let c = Candidate::new(&self.files[file as usize], region as usize, name);
             if found
                 .iter()
-                .any(|c| Arc::ptr_eq(c.file, file) && c.region == region as usize)
+                .all(|f| !(Arc::ptr_eq(f.file, c.file) && f.region == c.region))
             {
-                continue;
+                found.push(c);
             }
-            let region = region as usize;
-            let other = file.plan.regions[region].name.as_str();
-            let common = common_end(name, other);
-            found.push(Candidate {
-                file,
-                region,
-                common,
-                same_numbers: alike(other.as_bytes()).1 == numbers,
-                renaming: renaming(&name[..name.len() - common], &other[..other.len() - common]),
-            });
         }
         found
+    }
+
+    /// Regions of this form around the one that comes as `ordinal`th, the nearest first, whatever their names.
+    pub(super) fn beside(
+        &self,
+        form: Form,
+        name: &str,
+        ordinal: usize,
+    ) -> impl Iterator<Item = Candidate<'_>> {
+        let all = self.forms.get(&form).map_or(&[][..], Vec::as_slice);
+        let end = all.len().min(ordinal.saturating_add(BESIDE));
+        let mut near: Vec<usize> = (ordinal.saturating_sub(BESIDE).min(end)..end).collect();
+        near.sort_by_key(|i| i.abs_diff(ordinal));
+        let refs = near.into_iter().map(|i| all[i]);
+        refs.map(move |(file, region)| Candidate::new(&self.files[file as usize], region as usize, name))
+    }
+}
+
+impl<'a> Candidate<'a> {
+    fn new(file: &'a Arc<Known>, region: usize, name: &str) -> Self {
+        let other = file.plan.regions[region].name.as_str();
+        let common = common_end(name, other);
+        Candidate {
+            file,
+            region,
+            common,
+            same_numbers: alike(other.as_bytes()).1 == alike(name.as_bytes()).1,
+            renaming: renaming(&name[..name.len() - common], &other[..other.len() - common]),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::format::{Region, Source};
 use crate::rebuild::{NodeSource, Rebuilder};
 use crate::tensor::Dtype;
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Tensors tried for each tensor and version.
@@ -21,6 +21,8 @@ const SAMPLES: u64 = 160;
 const BYTES_PER_SAMPLE: u64 = 4 << 20;
 /// A version is left when as many samples showed nothing close.
 const PATIENCE: u32 = 4;
+/// The same for the commit itself and the version before it.
+const NEAR_PATIENCE: u32 = 16;
 /// A way of renaming that held this often, and as many times for each time it did not, is believed without a sample.
 const BELIEVED: u32 = 4;
 
@@ -47,10 +49,18 @@ struct Want {
 
 /// A region that is stored.
 type Match = (Arc<Known>, usize);
+/// The same to compare.
+type Taken = (*const Known, usize);
+
+fn taken(file: &Arc<Known>, region: usize) -> Taken {
+    (Arc::as_ptr(file), region)
+}
 
 /// What the samples of one version showed so far: in all, and by renaming.
 #[derive(Default)]
 struct Tallies {
+    /// After so many misses without a hit the version is left.
+    patience: u32,
     all: Tally,
     renamings: HashMap<Renaming, Tally>,
 }
@@ -62,6 +72,8 @@ pub(super) struct Search<'a> {
     /// Regions without a base, the largest first; of a chunk that gathers many, the first decides for all.
     wanted: Vec<Want>,
     matches: HashMap<usize, Match>,
+    /// The regions that were matched.
+    taken: HashSet<Taken>,
     /// Regions that may be the rounding of another or have one, the largest first.
     unrelated: Vec<Want>,
     relatives: HashMap<usize, Match>,
@@ -113,6 +125,7 @@ impl<'a> Search<'a> {
             plan,
             wanted,
             matches: HashMap::new(),
+            taken: HashSet::new(),
             unrelated,
             relatives: HashMap::new(),
             samples: SAMPLES + file.len() / BYTES_PER_SAMPLE,
@@ -134,9 +147,14 @@ impl<'a> Search<'a> {
         self.unrelated.retain(|w| w.orphan);
     }
 
-    /// Looks among the regions of one version.
-    pub(super) fn visit(&mut self, index: &Index) {
-        let mut tallies = Tallies::default();
+    /// Looks among the regions of one version; a `near` one is worth more samples.
+    pub(super) fn visit(&mut self, index: &Index, near: bool) {
+        let patience = if near { NEAR_PATIENCE } else { PATIENCE };
+        let new = || Tallies {
+            patience,
+            ..Tallies::default()
+        };
+        let mut tallies = new();
         let mut left = Vec::new();
         for want in std::mem::take(&mut self.unrelated) {
             let forms = related_forms(self.plan, want.region).collect();
@@ -148,11 +166,12 @@ impl<'a> Search<'a> {
             }
         }
         self.unrelated = left;
-        let (mut tallies, mut left) = (Tallies::default(), Vec::new());
+        let (mut tallies, mut left) = (new(), Vec::new());
         for want in std::mem::take(&mut self.wanted) {
             let r = &self.plan.regions[want.region];
             match self.find(index, &want, vec![(r.dtype, r.len)], false, &mut tallies) {
                 Some(found) => {
+                    self.taken.insert(taken(&found.0, found.1));
                     self.matches.insert(want.region, found);
                 }
                 None => left.push(want),
@@ -170,13 +189,14 @@ impl<'a> Search<'a> {
         exact: bool,
         tallies: &mut Tallies,
     ) -> Option<Match> {
-        if tallies.all.hits == 0 && tallies.all.misses >= PATIENCE {
+        let patience = tallies.patience;
+        if tallies.all.hits == 0 && tallies.all.misses >= patience {
             return None;
         }
         let name = &self.plan.regions[want.region].name;
         let mut candidates: Vec<Candidate<'_>> = forms
-            .into_iter()
-            .flat_map(|form| index.candidates(form, name, want.ordinal))
+            .iter()
+            .flat_map(|form| index.candidates(*form, name, want.ordinal))
             .collect();
         candidates.sort_by_key(|c| Reverse((c.same_numbers, c.common)));
         let renamings = &mut tallies.renamings;
@@ -185,20 +205,31 @@ impl<'a> Search<'a> {
             return Some((c.file.clone(), c.region));
         }
         let mut best: Option<(usize, Match)> = None;
-        for c in candidates.into_iter().take(TRIED) {
-            if self.samples == 0 || tallies.all.hits == 0 && tallies.all.misses >= PATIENCE {
+        candidates.truncate(TRIED);
+        let tried: Vec<Taken> = candidates.iter().map(|c| taken(c.file, c.region)).collect();
+        // Names may tell nothing. A region that is another's base already is not looked at then.
+        let beside = forms
+            .iter()
+            .filter(|_| want.orphan)
+            .flat_map(|form| index.beside(*form, name, want.ordinal))
+            .filter(|c| !tried.contains(&taken(c.file, c.region)))
+            .filter(|c| !self.taken.contains(&taken(c.file, c.region)));
+        let named = candidates.into_iter().map(|c| (c, true));
+        for (c, is_named) in named.chain(beside.map(|c| (c, false))) {
+            let enough = best.is_some() && !is_named;
+            if enough || self.samples == 0 || tallies.all.hits == 0 && tallies.all.misses >= patience {
                 break;
             }
             self.samples -= 1;
             let tally = renamings.entry(c.renaming).or_default();
-            let taken = (c.file.clone(), c.region);
+            let this = (c.file.clone(), c.region);
             match self.probe.compare(want.region, c.file, c.region) {
                 // Not worth a base, this or another.
                 Closeness::Idle => return None,
                 Closeness::Exact => {
                     tallies.all.hits += 1;
                     tally.hits += 1;
-                    return Some(taken);
+                    return Some(this);
                 }
                 Closeness::Close { with, alone } if !exact => {
                     tallies.all.hits += 1;
@@ -206,10 +237,10 @@ impl<'a> Search<'a> {
                     // A name that only lost or won a prefix, and a small difference: there will be no better one.
                     let other = &c.file.plan.regions[c.region].name;
                     if c.common == name.len().min(other.len()) || with * 2 <= alone {
-                        return Some(taken);
+                        return Some(this);
                     }
                     if best.as_ref().is_none_or(|(b, _)| with < *b) {
-                        best = Some((with, taken));
+                        best = Some((with, this));
                     }
                 }
                 Closeness::Close { .. } | Closeness::Far => {
@@ -221,7 +252,7 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        best.map(|(_, taken)| taken)
+        best.map(|(_, found)| found)
     }
 
     /// Fills in what was found.

@@ -283,6 +283,25 @@ fn small_tensors_may_come_go_and_be_renamed() {
 }
 
 #[test]
+fn tensors_whose_names_tell_nothing_are_found_by_their_bytes() {
+    let f = Fixture::new();
+    let mut model = Tensors::transformer(31, 8);
+    f.commit_file("main", "m.safetensors", &model.file());
+    model.step(32);
+    // Other names, in another order.
+    let mut other = model.renamed(|n| {
+        format!(
+            "{:x}",
+            n.bytes().fold(7u64, |h, b| h.wrapping_mul(31) ^ u64::from(b))
+        )
+    });
+    other.0.reverse();
+    let done = f.commit_file("main", "n.safetensors", &other.file());
+    assert!(small(&done), "{done:?}");
+    f.verify();
+}
+
+#[test]
 fn a_run_committed_at_once_is_a_series() {
     let f = Fixture::new();
     let mut model = Tensors::transformer(8, 4);
