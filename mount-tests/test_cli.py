@@ -1,13 +1,14 @@
 """The command line without a mount."""
 import json
 import os
+import signal
 import subprocess
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from files import sha256, snapshot
+from files import noise, sha256, snapshot
 from zspace import BINARY, eventually, is_mounted
 
 
@@ -80,6 +81,56 @@ def test_diff_tells_what_changed(zspace, tmp_path):
     assert any("half" in l and "50" in l for l in lines), lines
     assert any("gone" in l and "removed" in l for l in lines), lines
     assert any("new" in l and "added" in l for l in lines), lines
+
+
+def test_diff_of_equal_versions_is_short(zspace, run):
+    zspace.commit(run[2])
+    zspace.commit(run[2])
+    lines = zspace.out("diff", "main/4", "main/5").splitlines()
+    assert len(lines) == 1 and "the same" in lines[0], lines
+
+
+def interrupted(zspace, verb, *args, until):
+    """Runs a verb and sends it SIGINT once it is under way."""
+    process = subprocess.Popen([BINARY, "--store", zspace.store, verb, *args], stderr=subprocess.PIPE, text=True)
+    eventually(until, f"{verb} is under way")
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    return process.returncode, told
+
+
+def test_an_interrupted_commit_leaves_nothing(zspace, run, tmp_path):
+    large = tmp_path / "large"
+    large.write_bytes(noise(400_000_000))
+    packs = zspace.store / "packs"
+    before = snapshot(packs)
+    under_way = lambda: sum(f.stat().st_size for f in packs.iterdir()) > 5_000_000
+    code, told = interrupted(zspace, "commit", large, until=under_way)
+    assert code == 130 and "nothing was committed" in told
+    assert snapshot(packs) == before
+    assert zspace.json("stats")["versions"] == len(run)
+    # Killed, it can clean up nothing: the next repack does.
+    process = subprocess.Popen([BINARY, "--store", zspace.store, "commit", large])
+    eventually(under_way, "the commit is under way")
+    process.kill()
+    process.wait()
+    assert zspace.json("stats")["unused"] > 1_000_000
+    assert "repack" in zspace.out("stats")
+    assert "interrupted" in zspace.out("repack")
+    assert zspace.json("stats")["unused"] == 0
+    zspace.verify()
+
+
+def test_an_interrupted_export_leaves_no_torn_file(zspace, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "dir").mkdir(exist_ok=True)
+        (tmp_path / "dir" / name).write_bytes(noise(300_000_000, seed=ord(name)))
+    zspace.commit(tmp_path / "dir")
+    out = tmp_path / "out"
+    code, told = interrupted(zspace, "export", "main", out, until=lambda: any(out.glob("dir/.*")))
+    assert code == 130, told
+    for left in out.rglob("*"):
+        assert left.is_dir() or left.read_bytes() == (tmp_path / "dir" / left.name).read_bytes(), left
 
 
 def test_stats_adds_up(zspace, run):

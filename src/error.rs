@@ -33,6 +33,8 @@ pub enum Kind {
     Limit,
     /// Possible in principle, but refused for the reason given.
     Refused,
+    /// Whoever asked for it asked to stop.
+    Stopped,
 }
 
 impl Kind {
@@ -52,6 +54,7 @@ impl Kind {
             Kind::Changed => libc::EAGAIN,
             Kind::Limit => libc::EFBIG,
             Kind::Refused => libc::ENOTSUP,
+            Kind::Stopped => libc::EINTR,
         }
     }
 
@@ -60,6 +63,7 @@ impl Kind {
         match self {
             Kind::Damage => 3,
             Kind::Usage => 64,
+            Kind::Stopped => 130,
             Kind::NotFound
             | Kind::Exists
             | Kind::Unsupported

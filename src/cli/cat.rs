@@ -55,7 +55,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     // Not through the standard library's buffer, which looks for ends of lines.
     let out = std::io::stdout().as_fd().try_clone_to_owned();
     let mut out = File::from(out.doing(|| "open standard output".into())?);
-    file.copy_to(from..to, &mut out, &mut |_| {})
+    file.copy_to(from..to, &mut out, &mut |_| Ok(()))
         .map_err(|e| e.context(format_args!("{} to standard output", args.file)))?;
     if args.json {
         let c = store.counters();

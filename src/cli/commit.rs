@@ -1,5 +1,6 @@
 //! `zspace commit`
 
+use super::signals::Stop;
 use super::{Context, show};
 use crate::error::{Error, Kind, Result};
 use crate::fuse::control;
@@ -44,10 +45,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     for path in &args.paths {
         std::fs::metadata(path).map_err(|e| Error::io(path.display().to_string(), e))?;
     }
+    let stop = Stop::on_signals()?;
     for path in &args.paths {
+        stop.check()?;
         let done = match control::staged(path)? {
             Some(staged) => in_staging(args, path, &staged)?,
-            None => from_disk(context, args, path)?,
+            None => from_disk(context, args, path, stop.clone())?,
         };
         if done.links_outside > 0 {
             eprintln!(
@@ -83,7 +86,7 @@ fn in_staging(args: &Args, path: &Path, staged: &control::Staged) -> Result<Comm
     control::commit(staged, &args.message).map_err(|e| e.context(path.display()))
 }
 
-fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Committed> {
+fn from_disk(context: &Context, args: &Args, path: &Path, stop: Stop) -> Result<Committed> {
     let whole = std::path::absolute(path).map_err(|e| Error::io(path.display().to_string(), e))?;
     // `dir/.` and `..` have no last name of their own.
     let whole = if path.ends_with("..") || path.ends_with(".") {
@@ -118,6 +121,7 @@ fn from_disk(context: &Context, args: &Args, path: &Path) -> Result<Committed> {
         message: args.message.clone(),
         follow_links: args.follow_links,
         progress: (!bar.is_hidden()).then(|| Arc::new(progress) as _),
+        stop: Some(Arc::new(move || stop.is_asked())),
     };
     let done = store.commit(&request);
     bar.finish_and_clear();

@@ -22,7 +22,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         return show::print_json(&d);
     }
     let mut rows = Vec::new();
-    for t in &d.tensors {
+    let (changed, same): (Vec<_>, Vec<_>) = d
+        .tensors
+        .iter()
+        .partition(|t| t.changed > 0.0 || t.differs_in.is_some());
+    for t in changed {
         let norm = t.relative_norm.map_or("-".to_owned(), |n| format!("{n:.3e}"));
         let why = t.differs_in.clone().unwrap_or_default();
         rows.push(vec![
@@ -39,6 +43,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
             ["changed", "|b-a|/|a|", "tensor", ""].map(str::to_owned).to_vec(),
         );
         text = show::table(&rows, &[0, 1]);
+    }
+    if !same.is_empty() {
+        text += &format!("{} tensors are the same\n", same.len());
     }
     let named = [
         ("added", &d.added),

@@ -11,6 +11,7 @@ mod ls;
 mod mount;
 mod repack;
 mod show;
+mod signals;
 mod stats;
 mod status;
 mod tag;
@@ -89,7 +90,7 @@ impl Context {
         Store::open(&dir, &Options::default()).map_err(|e| match e.kind() {
             Kind::NotFound => Error::new(
                 Kind::NotFound,
-                format!("no store in {} (`zspace init` makes one): {e}", dir.display()),
+                format!("no store in {} (`zspace init` makes one)", dir.display()),
             ),
             _ => e,
         })

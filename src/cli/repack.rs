@@ -1,12 +1,11 @@
 //! `zspace repack`
 
+use super::signals::Stop;
 use super::{Context, show};
-use crate::error::{IoContext, Kind, Result};
+use crate::error::{Kind, Result};
 use crate::store::{RepackProgress, RepackRequest, Repacked};
-use signal_hook::consts::{SIGINT, SIGTERM};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Encode old versions anew where that is smaller, and gather small packs into large ones
 ///
@@ -30,13 +29,7 @@ const NAMED: usize = 20;
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let store = context.open()?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // The second time it ends the process at once, which is as safe.
-        signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone())
-            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
-            .doing(|| "take signals".into())?;
-    }
+    let stop = Stop::on_signals()?;
     let bar = show::counting_bar("repack");
     let shown = bar.clone();
     let progress = move |p: RepackProgress| {
@@ -48,12 +41,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
             show::bytes(p.after)
         ));
     };
-    let asked = stop.clone();
     let request = RepackRequest {
         branch: args.branch.clone(),
         dry_run: args.dry_run,
         progress: (!bar.is_hidden()).then(|| Arc::new(progress) as _),
-        stop: Some(Arc::new(move || asked.load(Relaxed))),
+        stop: Some(Arc::new(move || stop.is_asked())),
     };
     let done = store.repack(&request);
     bar.finish_and_clear();
@@ -87,14 +79,25 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 fn text(r: &Repacked, dry_run: bool) -> String {
     let would = if dry_run { "would be " } else { "" };
     let mut text = format!(
-        "{} of {} nodes {would}encoded anew: {} -> {}\n",
+        "{} of {} chunks and layouts {would}encoded anew: {} -> {}\n",
         r.rewritten,
         r.looked,
         show::bytes(r.rewritten_before),
         show::bytes(r.rewritten_after)
     );
     if r.moved > 0 {
-        text += &format!("{} nodes moved as they are\n", r.moved);
+        text += &format!("{} records moved as they are\n", r.moved);
+    }
+    if r.abandoned > 0 {
+        text += &format!("{} packs that interrupted commits left are gone\n", r.abandoned);
+    }
+    // The rest of what is saved: records that were written again earlier, by this or by others, and what was never published.
+    let others = (r.before + r.rewritten_after).saturating_sub(r.after + r.rewritten_before);
+    if others > 0 {
+        text += &format!(
+            "{} {would}given back of what no version used any more\n",
+            show::bytes(others)
+        );
     }
     text += &format!(
         "packs {would}{} -> {}",

@@ -29,7 +29,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     );
     if s.unused > 0 {
         text += &format!(
-            "{} of the packs belong to no version: left by interrupted commits\n\n",
+            "{} of the packs belong to no version: left by interrupted commits; `zspace repack` gives the space of whole packs \
+             back\n\n",
             show::bytes(s.unused)
         );
     }

@@ -43,9 +43,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let mut text = String::new();
     for d in &report.damage {
         let file = show::printable(d.file.as_bytes());
-        text += &match d.version.is_empty() {
+        let place = [d.version.as_str(), &file]
+            .into_iter()
+            .filter(|part| !part.is_empty());
+        let place = place.collect::<Vec<_>>().join(":");
+        text += &match place.is_empty() {
             true => format!("damaged: {}\n", d.why),
-            false => format!("damaged: {}:{file}: {}\n", d.version, d.why),
+            false => format!("damaged: {place}: {}\n", d.why),
         };
         for t in &d.tensors {
             text += &format!("  tensor {}\n", show::printable(t.as_bytes()));

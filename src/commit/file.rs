@@ -217,7 +217,7 @@ impl Commit<'_> {
                     previous: bases.get(place).copied().flatten(),
                     relative: relatives.remove(&place),
                 };
-                self.advance(raw.len() as u64);
+                self.advance(raw.len() as u64)?;
                 self.encode(raw, plan.number, against, place, &reply)?;
             }
         }
@@ -261,7 +261,7 @@ impl Commit<'_> {
             let mut emit = |chunk: &[u8]| {
                 let place = lens.len();
                 lens.push(chunk.len() as u32);
-                self.advance(chunk.len() as u64);
+                self.advance(chunk.len() as u64)?;
                 let against = Against {
                     previous: base.filter(|_| place == 0),
                     relative: None,

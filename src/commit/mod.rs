@@ -60,6 +60,8 @@ pub struct CommitRequest {
     pub follow_links: bool,
     /// Told how far it is.
     pub progress: Option<OnProgress>,
+    /// Asked whether to stop: nothing is committed then.
+    pub stop: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
 }
 
 /// A version that is durable.
@@ -106,13 +108,18 @@ struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    fn advance(&self, bytes: u64) {
+    /// Tells of bytes that were read, and asks whether to go on.
+    fn advance(&self, bytes: u64) -> Result<()> {
         let done = self.done.fetch_add(bytes, Relaxed) + bytes;
         if let Some(tell) = &self.request.progress {
             tell(Progress {
                 done,
                 total: self.total.max(done),
             });
+        }
+        match &self.request.stop {
+            Some(stop) if stop() => Err(Error::new(Kind::Stopped, "stopped: nothing was committed")),
+            _ => Ok(()),
         }
     }
 }

@@ -169,7 +169,9 @@ pub struct Packs {
     /// Why this instance does not publish any more.
     poisoned: Mutex<Option<String>>,
     idle: Mutex<Vec<writer::OpenPack>>,
-    /// Packs of which nothing is served any more.
+    /// Packs that the journal names, …
+    published: Mutex<BTreeSet<u32>>,
+    /// … and those of them of which nothing is served any more.
     retired: Mutex<BTreeSet<u32>>,
     /// What was finished and not published so far, each with the lock that keeps its pack from being retired.
     finished: Mutex<Vec<(PackRange, writer::PackLock)>>,
@@ -360,6 +362,7 @@ impl Packs {
     /// Hands one record to the ledger; `pos` is the place after it.
     fn apply(&self, pos: Pos, ranges: &[PackRange], body: &[u8]) -> Result<()> {
         self.ledger.apply(pos.seq, ranges, body)?;
+        self.published.lock().extend(ranges.iter().map(|r| r.pack));
         self.let_go(ranges);
         let mut applied = self.applied.lock();
         applied.pos = pos;

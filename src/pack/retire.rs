@@ -67,6 +67,14 @@ impl Packs {
         Ok(held)
     }
 
+    /// Packs of which nothing was published, as far as is known here: new ones, and those of writers that died.
+    pub fn unpublished(&self) -> Result<Vec<u32>> {
+        let published = self.published.lock();
+        let names = store::list(&*self.disk, self.files.dir())?;
+        let packs = names.iter().filter_map(|name| pack_number(name));
+        Ok(packs.filter(|p| !published.contains(p)).collect())
+    }
+
     /// Publishes ranges, as [`Packs::publish`] does, in a record that retires packs, and then removes those. `build` must make
     /// sure that nothing is served of them once the ranges are published.
     pub fn retire(&self, mut ranges: Vec<PackRange>, held: &Retiring, build: Build) -> Result<u64> {

@@ -194,6 +194,7 @@ pub(super) fn open(
         wake: Condvar::new(),
         poisoned: Mutex::new(None),
         idle: Mutex::default(),
+        published: Mutex::default(),
         retired: Mutex::default(),
         finished: Mutex::default(),
         disk,

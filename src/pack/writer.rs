@@ -295,18 +295,24 @@ fn new_pack(packs: &Packs) -> Result<OpenPack> {
         number = number
             .checked_add(1)
             .ok_or_else(|| Error::new(Kind::Limit, "all pack numbers are used"))?;
-        match packs.disk.create_new(&dir.join(pack_name(number))) {
-            Ok(file) => {
-                return Ok(OpenPack {
-                    number,
-                    file,
-                    len: 0,
-                    named: false,
-                    lock: Some(Arc::from(packs.disk.lock(&packs.path_of(number), false)?)),
-                });
-            }
-            Err(e) if e.kind() == Kind::Exists => {}
-            Err(e) => return Err(e),
+        let file = match packs.disk.create_new(&dir.join(pack_name(number))) {
+            Err(e) if e.kind() == Kind::Exists => continue,
+            made => made?,
+        };
+        // Before it is locked it may be taken for one that was abandoned.
+        let lock = match packs.disk.lock(&packs.path_of(number), false) {
+            Err(e) if e.kind() == Kind::Busy => continue,
+            held => Some(Arc::from(held?)),
+        };
+        packs.refresh()?;
+        if !packs.is_retired(number) {
+            return Ok(OpenPack {
+                number,
+                file,
+                len: 0,
+                named: false,
+                lock,
+            });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A file of a version: random access over its chunks.
 
-use super::{NodeSource, Rebuilder};
+use super::{NodeSource, Rebuilder, deltas};
 use crate::error::{Error, Result};
 use crate::format::{Layout, Source};
 use crate::graph::{Manifest, NodeKind, NodeMeta, Shape};
@@ -254,7 +254,7 @@ impl StoredFile {
             let record = self.source.meta(id)?;
             let meta = NodeMeta::decode(NodeKind::Chunk, &record.meta)?;
             stored += u64::from(record.stored_len) * bytes / u64::from(meta.raw_len).max(1);
-            depth = depth.max(meta.depth());
+            depth = depth.max(deltas(&*self.source, &meta)?);
         }
         Ok((stored, depth))
     }

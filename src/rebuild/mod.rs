@@ -10,7 +10,7 @@ pub use view::VirtualFile;
 use crate::cache::ByteLru;
 use crate::codec;
 use crate::error::{Error, Result};
-use crate::graph::{NodeKind, NodeMeta};
+use crate::graph::{MANY_DEPTH, NodeKind, NodeMeta};
 use crate::id::{Domain, NodeId};
 use crate::pack::{Meta, Node, Packs};
 use ::bytes::Bytes;
@@ -37,6 +37,23 @@ impl NodeSource for Packs {
     fn meta(&self, id: &NodeId) -> Result<Meta> {
         Packs::meta(self, id)
     }
+}
+
+/// How many deltas are applied on the longest way from a node to a root. Only where its depth leaves that open are others read.
+pub fn deltas(source: &dyn NodeSource, meta: &NodeMeta) -> Result<u8> {
+    let Some(delta) = meta.delta.filter(|d| d.depth >= MANY_DEPTH) else {
+        return Ok(meta.depth());
+    };
+    let mut most = 0;
+    for base in delta.bases() {
+        let base = NodeMeta::decode(NodeKind::Chunk, &source.meta(&base)?.meta)?;
+        // Depths fall along a chain, unless it is damaged.
+        if base.depth() >= delta.depth {
+            return Err(Error::damage("chain of deltas does not end"));
+        }
+        most = most.max(deltas(source, &base)?);
+    }
+    Ok(most.saturating_add(1))
 }
 
 /// A chain longer than this is damage: no version of zspace writes one.

@@ -2,7 +2,8 @@
 
 use super::{Entry, EntryKind, Numbered, Store, Timestamp};
 use crate::error::{Error, IoContext, Kind, Result};
-use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{AtFlags, CWD, RenameFlags, Timespec, Timestamps, XattrFlags};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -10,24 +11,28 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+/// Hears of the bytes written, and ends the export with an error.
+type Told<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
+
 impl Store {
     /// Writes a version's entries below `dest`, which is made if absent; nothing there is overwritten. Bytes, names, modes,
-    /// times, links and `user.*` attributes come back as they were; `told` hears of the bytes written.
-    pub fn export(&self, version: &Numbered, dest: &Path, told: &mut dyn FnMut(u64)) -> Result<()> {
+    /// times, links and `user.*` attributes come back as they were; `told` hears of the bytes written, and ends it with an error.
+    /// A file has its name once it is whole.
+    pub fn export(&self, version: &Numbered, dest: &Path, told: Told<'_>) -> Result<()> {
         std::fs::create_dir_all(dest).doing(|| format!("create {}", dest.display()))?;
         let tree = self.tree(&version.version.tree)?;
         self.export_entries(tree.entries(), dest, told)
     }
 
     /// Writes one entry of a version as `dest`.
-    pub fn export_entry(&self, entry: &Entry, dest: &Path, told: &mut dyn FnMut(u64)) -> Result<()> {
+    pub fn export_entry(&self, entry: &Entry, dest: &Path, told: Told<'_>) -> Result<()> {
         let dir = dest.parent().unwrap_or_else(|| Path::new("."));
         let mut entry = entry.clone();
         entry.name = dest.file_name().unwrap_or_default().as_bytes().to_vec();
         self.export_entries(&[entry], dir, told)
     }
 
-    fn export_entries(&self, entries: &[Entry], dest: &Path, told: &mut dyn FnMut(u64)) -> Result<()> {
+    fn export_entries(&self, entries: &[Entry], dest: &Path, told: Told<'_>) -> Result<()> {
         let mut links: HashMap<u32, PathBuf> = HashMap::new();
         let mut todo: Vec<(PathBuf, Entry)> = entries
             .iter()
@@ -57,14 +62,21 @@ impl Store {
                             .doing(|| format!("create link {}", path.display()))?;
                         continue;
                     }
-                    if let Err(e) = self.export_file(hash, *len, &path, told) {
-                        // No part of a file is left under its name; what was there before is not ours.
+                    if std::fs::symlink_metadata(&path).is_ok() {
+                        return Err(Error::new(Kind::Exists, format!("{} exists", path.display())));
+                    }
+                    let part = dir.join(format!(".zspace-export-{}", std::process::id()));
+                    let done = self
+                        .export_file(hash, *len, &part, told)
+                        .and_then(|()| dress(&part, &entry))
+                        .and_then(|()| put(&part, &path));
+                    if let Err(e) = done {
+                        // One that was there before is not ours.
                         if e.kind() != Kind::Exists {
-                            let _ = std::fs::remove_file(&path);
+                            let _ = std::fs::remove_file(&part);
                         }
                         return Err(e.context(path.display()));
                     }
-                    dress(&path, &entry)?;
                     links.insert(*link, path);
                 }
             }
@@ -75,17 +87,24 @@ impl Store {
         Ok(())
     }
 
-    fn export_file(
-        &self,
-        hash: &super::FileHash,
-        len: u64,
-        path: &Path,
-        told: &mut dyn FnMut(u64),
-    ) -> Result<()> {
+    fn export_file(&self, hash: &super::FileHash, len: u64, path: &Path, told: Told<'_>) -> Result<()> {
         let view = self.file(hash, len)?;
         let mut file = File::create_new(path).doing(|| "create".to_owned())?;
         view.copy_to(0..len, &mut file, told)
     }
+}
+
+/// Gives a whole file its name, which nothing has.
+fn put(part: &Path, path: &Path) -> Result<()> {
+    let renamed = rustix::fs::renameat_with(CWD, part, CWD, path, RenameFlags::NOREPLACE);
+    match renamed {
+        // Not every file system can; what took the name just now is not overwritten either way.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            std::fs::hard_link(part, path).and_then(|()| std::fs::remove_file(part))
+        }
+        done => done.map_err(Into::into),
+    }
+    .doing(|| "give it its name".to_owned())
 }
 
 /// Gives a file or directory its attributes, mode and time.
@@ -93,7 +112,7 @@ fn dress(path: &Path, entry: &Entry) -> Result<()> {
     for (name, value) in &entry.xattrs {
         match rustix::fs::setxattr(path, OsStr::from_bytes(name), value, XattrFlags::empty()) {
             // A file system without attributes still gets the bytes.
-            Ok(()) | Err(rustix::io::Errno::NOTSUP) => {}
+            Ok(()) | Err(Errno::NOTSUP) => {}
             Err(e) => {
                 return Err(Error::io(
                     format!("set attributes of {}", path.display()),

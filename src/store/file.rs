@@ -112,8 +112,13 @@ impl FileView {
         }
     }
 
-    /// Writes the bytes of a range, all of which must be there; `told` hears of them.
-    pub fn copy_to(&self, range: Range<u64>, out: &mut dyn Write, told: &mut dyn FnMut(u64)) -> Result<()> {
+    /// Writes the bytes of a range, all of which must be there; `told` hears of them, and ends it with an error.
+    pub fn copy_to(
+        &self,
+        range: Range<u64>,
+        out: &mut dyn Write,
+        told: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
         // What is large goes past the buffer, from the chunk where it is.
         let mut out = BufWriter::with_capacity(STEP / 16, out);
         let mut at = range.start;
@@ -131,7 +136,7 @@ impl FileView {
             }
             out.write_all(&bytes).doing(|| "write".to_owned())?;
             at += bytes.len() as u64;
-            told(bytes.len() as u64);
+            told(bytes.len() as u64)?;
         }
         out.flush().doing(|| "write".to_owned())
     }

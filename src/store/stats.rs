@@ -3,6 +3,7 @@
 use super::Store;
 use crate::error::Result;
 use crate::graph::{NodeKind, NodeMeta};
+use crate::rebuild::deltas;
 use std::collections::BTreeMap;
 
 /// Sizes of a store.
@@ -107,7 +108,8 @@ impl Store {
                 c.raw += u64::from(meta.raw_len);
                 c.stored += u64::from(m.stored_len);
                 if kind == NodeKind::Chunk {
-                    *s.depths.entry(meta.depth()).or_default() += 1;
+                    let deltas = deltas(&*parts.packs, &meta)?;
+                    *s.depths.entry(deltas).or_default() += 1;
                 }
                 Ok(())
             })?;

@@ -20,6 +20,11 @@ impl Repack<'_> {
             return Ok(());
         }
         self.parts.packs.clean_retired();
+        // What writers left that died: those that live hold theirs.
+        let abandoned = self.parts.packs.unpublished()?;
+        let held = self.parts.packs.hold(&abandoned)?;
+        self.report.abandoned = held.packs().len() as u64;
+        self.publish(Vec::new(), held)?;
         let mut wanted = self.wanted(stop());
         while !wanted.is_empty() {
             let mut batch = Vec::new();

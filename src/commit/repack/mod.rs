@@ -69,6 +69,8 @@ pub struct Repacked {
     pub packs_before: u64,
     /// Packs after.
     pub packs_after: u64,
+    /// Packs given up in which interrupted commits left something, and nothing else is.
+    pub abandoned: u64,
     /// Packs that would have been given up, if nobody were writing to them.
     pub busy: u64,
     /// What could not be read, and was left as it is.

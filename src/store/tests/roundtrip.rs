@@ -73,7 +73,7 @@ fn a_tree_comes_back_as_it_was() {
     let done = f.commit(&f.path("run"));
     assert_eq!((done.number, done.links_outside), (1, 1));
     f.store
-        .export(&f.store.resolve("main").unwrap(), &f.path("out"), &mut |_| {})
+        .export(&f.store.resolve("main").unwrap(), &f.path("out"), &mut |_| Ok(()))
         .unwrap();
     assert_eq!(snapshot(&f.path("out/run")), snapshot(&f.path("run")));
 
@@ -94,7 +94,7 @@ fn attributes_come_back_where_the_disk_has_them() {
     }
     f.commit(&path);
     f.store
-        .export(&f.store.resolve("main").unwrap(), &f.path("out"), &mut |_| {})
+        .export(&f.store.resolve("main").unwrap(), &f.path("out"), &mut |_| Ok(()))
         .unwrap();
     let mut value = [0; 16];
     let n = rustix::fs::getxattr(f.path("out/a.bin"), "user.note", &mut value[..]).unwrap();

@@ -1,0 +1,35 @@
+//! Ctrl-C and SIGTERM as a request to stop.
+
+use crate::error::{Error, IoContext, Kind, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Whether this process was asked to stop.
+#[derive(Clone)]
+pub(super) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// From now on signals only ask; the second one ends the process at once, which loses nothing that is stored.
+    pub(super) fn on_signals() -> Result<Self> {
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register_conditional_shutdown(signal, 130, asked.clone())
+                .and_then(|_| signal_hook::flag::register(signal, asked.clone()))
+                .doing(|| "take signals".into())?;
+        }
+        Ok(Stop(asked))
+    }
+
+    pub(super) fn is_asked(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+
+    /// An error once it is asked.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.is_asked() {
+            true => Err(Error::new(Kind::Stopped, "stopped")),
+            false => Ok(()),
+        }
+    }
+}
