@@ -7,6 +7,7 @@ mod dense;
 mod golden;
 mod history;
 mod inputs;
+mod leftovers;
 mod relatives;
 mod repack;
 mod roundtrip;
