@@ -45,12 +45,19 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     for path in &args.paths {
         std::fs::metadata(path).map_err(|e| Error::io(path.display().to_string(), e))?;
     }
-    let stop = Stop::on_signals()?;
+    let mut stop = None;
     for path in &args.paths {
-        stop.check()?;
         let done = match control::staged(path)? {
+            // The mount commits it, whatever becomes of this process.
             Some(staged) => in_staging(args, path, &staged)?,
-            None => from_disk(context, args, path, stop.clone())?,
+            None => {
+                let stop = match &stop {
+                    Some(stop) => stop,
+                    None => stop.insert(Stop::on_signals()?),
+                };
+                stop.check()?;
+                from_disk(context, args, path, stop.clone())?
+            }
         };
         if done.links_outside > 0 {
             eprintln!(

@@ -13,7 +13,7 @@ impl Stop {
     /// From now on signals only ask; the second one ends the process at once, which loses nothing that is stored.
     pub(super) fn on_signals() -> Result<Self> {
         let asked = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
+        for signal in [SIGINT, SIGTERM].into_iter().filter(|s| !is_ignored(*s)) {
             signal_hook::flag::register_conditional_shutdown(signal, 130, asked.clone())
                 .and_then(|_| signal_hook::flag::register(signal, asked.clone()))
                 .doing(|| "take signals".into())?;
@@ -21,6 +21,7 @@ impl Stop {
         Ok(Stop(asked))
     }
 
+    /// Whether it was.
     pub(super) fn is_asked(&self) -> bool {
         self.0.load(Relaxed)
     }
@@ -32,4 +33,14 @@ impl Stop {
             false => Ok(()),
         }
     }
+}
+
+/// Whether this process was started with the signal ignored, as shells start what runs in the background.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    let mask = mask
+        .and_then(|m| u64::from_str_radix(m.trim(), 16).ok())
+        .unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
 }

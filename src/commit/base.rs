@@ -143,7 +143,11 @@ impl Bases {
             if search.is_done() {
                 break;
             }
-            search.visit(&self.index(v), i <= 1);
+            let index = self.index(v);
+            search.visit(&index);
+            if i <= 1 {
+                search.visit_all(&index);
+            }
         }
         search.finish(&keys, &mut found);
         found

@@ -18,6 +18,8 @@ use std::thread::Scope;
 
 /// Chunks that a thread takes at once, if there are as many: hashed together they cost a third.
 const BATCH: usize = 16;
+/// Chunks that wait, at most: as one thread reads and hashes, more encoders than it can feed get smaller batches.
+const QUEUE: usize = 4 * BATCH;
 
 /// What a chunk may be encoded against.
 #[derive(Default)]
@@ -93,7 +95,7 @@ pub(super) fn start_workers<'s>(
     threads: usize,
 ) -> Sender<Job> {
     let threads = threads.max(1);
-    let (send, receive) = bounded::<Job>(threads * BATCH);
+    let (send, receive) = bounded::<Job>((threads * BATCH).min(QUEUE));
     for _ in 0..threads {
         let receive = receive.clone();
         scope.spawn(move || {

@@ -21,8 +21,9 @@ const SAMPLES: u64 = 160;
 const BYTES_PER_SAMPLE: u64 = 4 << 20;
 /// A version is left when as many samples showed nothing close.
 const PATIENCE: u32 = 4;
-/// The same for the commit itself and the version before it.
-const NEAR_PATIENCE: u32 = 16;
+/// Samples taken for one file whatever the names, besides; and how many regions of a form without a base end that for the form.
+const FURTHER: u64 = 160;
+const LOST: u32 = 2;
 /// A way of renaming that held this often, and as many times for each time it did not, is believed without a sample.
 const BELIEVED: u32 = 4;
 
@@ -49,18 +50,10 @@ struct Want {
 
 /// A region that is stored.
 type Match = (Arc<Known>, usize);
-/// The same to compare.
-type Taken = (*const Known, usize);
-
-fn taken(file: &Arc<Known>, region: usize) -> Taken {
-    (Arc::as_ptr(file), region)
-}
 
 /// What the samples of one version showed so far: in all, and by renaming.
 #[derive(Default)]
 struct Tallies {
-    /// After so many misses without a hit the version is left.
-    patience: u32,
     all: Tally,
     renamings: HashMap<Renaming, Tally>,
 }
@@ -72,12 +65,12 @@ pub(super) struct Search<'a> {
     /// Regions without a base, the largest first; of a chunk that gathers many, the first decides for all.
     wanted: Vec<Want>,
     matches: HashMap<usize, Match>,
-    /// The regions that were matched.
-    taken: HashSet<Taken>,
     /// Regions that may be the rounding of another or have one, the largest first.
     unrelated: Vec<Want>,
     relatives: HashMap<usize, Match>,
     samples: u64,
+    /// The same for those taken whatever the names.
+    further: u64,
 }
 
 impl<'a> Search<'a> {
@@ -125,10 +118,10 @@ impl<'a> Search<'a> {
             plan,
             wanted,
             matches: HashMap::new(),
-            taken: HashSet::new(),
             unrelated,
             relatives: HashMap::new(),
             samples: SAMPLES + file.len() / BYTES_PER_SAMPLE,
+            further: FURTHER + file.len() / BYTES_PER_SAMPLE,
         }
     }
 
@@ -147,14 +140,9 @@ impl<'a> Search<'a> {
         self.unrelated.retain(|w| w.orphan);
     }
 
-    /// Looks among the regions of one version; a `near` one is worth more samples.
-    pub(super) fn visit(&mut self, index: &Index, near: bool) {
-        let patience = if near { NEAR_PATIENCE } else { PATIENCE };
-        let new = || Tallies {
-            patience,
-            ..Tallies::default()
-        };
-        let mut tallies = new();
+    /// Looks among the regions of one version.
+    pub(super) fn visit(&mut self, index: &Index) {
+        let mut tallies = Tallies::default();
         let mut left = Vec::new();
         for want in std::mem::take(&mut self.unrelated) {
             let forms = related_forms(self.plan, want.region).collect();
@@ -166,15 +154,59 @@ impl<'a> Search<'a> {
             }
         }
         self.unrelated = left;
-        let (mut tallies, mut left) = (new(), Vec::new());
+        let (mut tallies, mut left) = (Tallies::default(), Vec::new());
         for want in std::mem::take(&mut self.wanted) {
             let r = &self.plan.regions[want.region];
             match self.find(index, &want, vec![(r.dtype, r.len)], false, &mut tallies) {
                 Some(found) => {
-                    self.taken.insert(taken(&found.0, found.1));
                     self.matches.insert(want.region, found);
                 }
                 None => left.push(want),
+            }
+        }
+        self.wanted = left;
+    }
+
+    /// Looks again among the regions of one version for what is left, whatever the names: around the same place among those of
+    /// its form, for one that is nobody's base so far.
+    pub(super) fn visit_all(&mut self, index: &Index) {
+        let taken = |file: &Arc<Known>, region: usize| (Arc::as_ptr(file), region);
+        let mut used: HashSet<_> = self.matches.values().map(|(file, r)| taken(file, *r)).collect();
+        // One of these may be new: the next one of its form may still have a base, but not many will.
+        let mut misses: HashMap<Form, u32> = HashMap::new();
+        let mut left = Vec::new();
+        for want in std::mem::take(&mut self.wanted) {
+            let r = &self.plan.regions[want.region];
+            let form = (r.dtype, r.len);
+            let mut found = None;
+            for c in index.beside(form, &r.name, want.ordinal) {
+                if self.further == 0 || misses.get(&form).is_some_and(|n| *n > LOST) {
+                    break;
+                }
+                if used.contains(&taken(c.file, c.region)) {
+                    continue;
+                }
+                self.further -= 1;
+                let close = match self.probe.compare(want.region, c.file, c.region) {
+                    Closeness::Exact => true,
+                    Closeness::Close { with, alone } => with * 2 <= alone,
+                    Closeness::Idle => break,
+                    Closeness::Far => false,
+                };
+                if close {
+                    found = Some((c.file.clone(), c.region));
+                    break;
+                }
+            }
+            match found {
+                Some(found) => {
+                    used.insert(taken(&found.0, found.1));
+                    self.matches.insert(want.region, found);
+                }
+                None => {
+                    *misses.entry(form).or_default() += 1;
+                    left.push(want);
+                }
             }
         }
         self.wanted = left;
@@ -189,14 +221,13 @@ impl<'a> Search<'a> {
         exact: bool,
         tallies: &mut Tallies,
     ) -> Option<Match> {
-        let patience = tallies.patience;
-        if tallies.all.hits == 0 && tallies.all.misses >= patience {
+        if tallies.all.hits == 0 && tallies.all.misses >= PATIENCE {
             return None;
         }
         let name = &self.plan.regions[want.region].name;
         let mut candidates: Vec<Candidate<'_>> = forms
-            .iter()
-            .flat_map(|form| index.candidates(*form, name, want.ordinal))
+            .into_iter()
+            .flat_map(|form| index.candidates(form, name, want.ordinal))
             .collect();
         candidates.sort_by_key(|c| Reverse((c.same_numbers, c.common)));
         let renamings = &mut tallies.renamings;
@@ -205,19 +236,8 @@ impl<'a> Search<'a> {
             return Some((c.file.clone(), c.region));
         }
         let mut best: Option<(usize, Match)> = None;
-        candidates.truncate(TRIED);
-        let tried: Vec<Taken> = candidates.iter().map(|c| taken(c.file, c.region)).collect();
-        // Names may tell nothing. A region that is another's base already is not looked at then.
-        let beside = forms
-            .iter()
-            .filter(|_| want.orphan)
-            .flat_map(|form| index.beside(*form, name, want.ordinal))
-            .filter(|c| !tried.contains(&taken(c.file, c.region)))
-            .filter(|c| !self.taken.contains(&taken(c.file, c.region)));
-        let named = candidates.into_iter().map(|c| (c, true));
-        for (c, is_named) in named.chain(beside.map(|c| (c, false))) {
-            let enough = best.is_some() && !is_named;
-            if enough || self.samples == 0 || tallies.all.hits == 0 && tallies.all.misses >= patience {
+        for c in candidates.into_iter().take(TRIED) {
+            if self.samples == 0 || tallies.all.hits == 0 && tallies.all.misses >= PATIENCE {
                 break;
             }
             self.samples -= 1;

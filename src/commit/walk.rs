@@ -107,6 +107,7 @@ impl Walk {
         name: &[u8],
         meta: &Metadata,
     ) -> Result<Option<Entry>> {
+        commit.advance(0)?;
         let kind = meta.file_type();
         let (mode, mtime) = mode_and_time(meta);
         let mut entry = Entry {

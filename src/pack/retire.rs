@@ -52,8 +52,12 @@ impl Packs {
             let path = self.path_of(*pack);
             // A lock would make a file that is missing.
             match self.disk.open(&path, false) {
+                Ok(_) => {}
                 Err(e) if e.kind() == Kind::NotFound => continue,
-                opened => drop(opened?),
+                Err(e) => {
+                    log::warn!("left as it is: {e}");
+                    continue;
+                }
             }
             match self.disk.lock(&path, false) {
                 Ok(lock) => {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 /// Chunks that a thread takes at once, if there are as many: hashed together they cost a third.
 const BATCH: usize = 24;
-/// Chunks for each thread that may wait their turn.
-const QUEUE: usize = 4 * BATCH;
+/// Chunks that may wait their turn. As threads share them, no more than these and one for each thread are held unfinished.
+const QUEUE: usize = 128;
 
 /// A chunk to rebuild.
 pub(super) struct Ahead {
@@ -24,7 +24,7 @@ pub(super) struct Pool(Sender<Ahead>);
 impl Pool {
     pub(super) fn new(threads: usize) -> Self {
         let threads = threads.max(1);
-        let (send, receive) = bounded::<Ahead>(threads * QUEUE);
+        let (send, receive) = bounded::<Ahead>(QUEUE);
         for i in 0..threads {
             let receive = receive.clone();
             let spawned = std::thread::Builder::new()

@@ -18,6 +18,7 @@ use ahead::{Ahead, Pool};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -41,6 +42,10 @@ impl NodeSource for Packs {
 
 /// How many deltas are applied on the longest way from a node to a root. Only where its depth leaves that open are others read.
 pub fn deltas(source: &dyn NodeSource, meta: &NodeMeta) -> Result<u8> {
+    longest(source, meta, &mut { MAX_NODES })
+}
+
+fn longest(source: &dyn NodeSource, meta: &NodeMeta, left: &mut usize) -> Result<u8> {
     let Some(delta) = meta.delta.filter(|d| d.depth >= MANY_DEPTH) else {
         return Ok(meta.depth());
     };
@@ -48,10 +53,11 @@ pub fn deltas(source: &dyn NodeSource, meta: &NodeMeta) -> Result<u8> {
     for base in delta.bases() {
         let base = NodeMeta::decode(NodeKind::Chunk, &source.meta(&base)?.meta)?;
         // Depths fall along a chain, unless it is damaged.
-        if base.depth() >= delta.depth {
+        if base.depth() >= delta.depth || *left == 0 {
             return Err(Error::damage("chain of deltas does not end"));
         }
-        most = most.max(deltas(source, &base)?);
+        *left -= 1;
+        most = most.max(longest(source, &base, left)?);
     }
     Ok(most.saturating_add(1))
 }
@@ -189,9 +195,12 @@ impl Rebuilder {
             .filter_map(|a| Some((a, self.take_off(&a.id).ok()?)))
             .collect();
         for (ahead, landing) in flights {
-            match self.unverified(&*ahead.source, NodeKind::Chunk, &ahead.id) {
-                Ok(raw) => raws.push((landing, raw)),
-                Err(e) => drop(landing.land(Err(e))),
+            // What goes wrong with one is not told of the others.
+            let decode = || self.unverified(&*ahead.source, NodeKind::Chunk, &ahead.id);
+            match catch_unwind(AssertUnwindSafe(decode)) {
+                Ok(Ok(raw)) => raws.push((landing, raw)),
+                Ok(Err(e)) => drop(landing.land(Err(e))),
+                Err(_) => drop(landing),
             }
         }
         let bytes: Vec<&[u8]> = raws.iter().map(|(_, raw)| raw.as_slice()).collect();

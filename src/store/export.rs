@@ -42,6 +42,7 @@ impl Store {
         // Directories get their modes and times last, innermost first: what is made in them would change these.
         let mut dirs: Vec<(PathBuf, Entry)> = Vec::new();
         while let Some((dir, entry)) = todo.pop() {
+            told(0)?;
             let path = dir.join(OsStr::from_bytes(&entry.name));
             match &entry.kind {
                 EntryKind::Dir { tree, .. } => {
@@ -65,16 +66,13 @@ impl Store {
                     if std::fs::symlink_metadata(&path).is_ok() {
                         return Err(Error::new(Kind::Exists, format!("{} exists", path.display())));
                     }
-                    let part = dir.join(format!(".zspace-export-{}", std::process::id()));
+                    let (part, file) = new_part(&dir)?;
                     let done = self
-                        .export_file(hash, *len, &part, told)
+                        .export_file(hash, *len, file, told)
                         .and_then(|()| dress(&part, &entry))
                         .and_then(|()| put(&part, &path));
                     if let Err(e) = done {
-                        // One that was there before is not ours.
-                        if e.kind() != Kind::Exists {
-                            let _ = std::fs::remove_file(&part);
-                        }
+                        let _ = std::fs::remove_file(&part);
                         return Err(e.context(path.display()));
                     }
                     links.insert(*link, path);
@@ -87,24 +85,38 @@ impl Store {
         Ok(())
     }
 
-    fn export_file(&self, hash: &super::FileHash, len: u64, path: &Path, told: Told<'_>) -> Result<()> {
+    fn export_file(&self, hash: &super::FileHash, len: u64, mut file: File, told: Told<'_>) -> Result<()> {
         let view = self.file(hash, len)?;
-        let mut file = File::create_new(path).doing(|| "create".to_owned())?;
         view.copy_to(0..len, &mut file, told)
+    }
+}
+
+/// A file for what is not whole yet. An export that was killed may have left one of the same number.
+fn new_part(dir: &Path) -> Result<(PathBuf, File)> {
+    let process = std::process::id();
+    let mut n = 0u32;
+    loop {
+        let path = dir.join(format!(".zspace-export-{process}-{n}"));
+        match File::create_new(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => n += 1,
+            made => {
+                let file = made.doing(|| format!("create {}", path.display()))?;
+                return Ok((path, file));
+            }
+        }
     }
 }
 
 /// Gives a whole file its name, which nothing has.
 fn put(part: &Path, path: &Path) -> Result<()> {
-    let renamed = rustix::fs::renameat_with(CWD, part, CWD, path, RenameFlags::NOREPLACE);
-    match renamed {
-        // Not every file system can; what took the name just now is not overwritten either way.
+    let renamed = match rustix::fs::renameat_with(CWD, part, CWD, path, RenameFlags::NOREPLACE) {
+        // Not every file system can: an empty file takes the name then, and is replaced.
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-            std::fs::hard_link(part, path).and_then(|()| std::fs::remove_file(part))
+            File::create_new(path).and_then(|_| std::fs::rename(part, path))
         }
         done => done.map_err(Into::into),
-    }
-    .doing(|| "give it its name".to_owned())
+    };
+    renamed.doing(|| "give it its name".to_owned())
 }
 
 /// Gives a file or directory its attributes, mode and time.

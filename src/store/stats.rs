@@ -108,7 +108,8 @@ impl Store {
                 c.raw += u64::from(meta.raw_len);
                 c.stored += u64::from(m.stored_len);
                 if kind == NodeKind::Chunk {
-                    let deltas = deltas(&*parts.packs, &meta)?;
+                    // Of a damaged chain, what its record says.
+                    let deltas = deltas(&*parts.packs, &meta).unwrap_or(meta.depth());
                     *s.depths.entry(deltas).or_default() += 1;
                 }
                 Ok(())
