@@ -44,9 +44,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         );
         text = show::table(&rows, &[0, 1]);
     }
-    if !same.is_empty() {
-        text += &format!("{} tensors are the same\n", same.len());
-    }
+    text += &match same.len() {
+        0 => String::new(),
+        1 => "1 tensor is the same\n".to_owned(),
+        n => format!("{n} tensors are the same\n"),
+    };
     let named = [
         ("added", &d.added),
         ("removed", &d.removed),

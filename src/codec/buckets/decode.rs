@@ -296,6 +296,83 @@ struct Apply<'a, W> {
 /// If so many of a block have bits beside their tokens, all are done one by one.
 const MANY: u32 = 16;
 
+/// Elements that are done later …
+const LATER: usize = 1024;
+
+/// … as how many of a block are is what cannot be predicted, but how many of many blocks are need not be.
+struct Later {
+    /// There is room for a block more.
+    at: [u32; LATER + BLOCK],
+    tokens: [u8; LATER + BLOCK],
+    count: usize,
+}
+
+/// The places of a block's elements.
+const PLACES: [u8; BLOCK] = {
+    let mut places = [0; BLOCK];
+    let mut i = 0;
+    while i < BLOCK {
+        places[i] = i as u8;
+        i += 1;
+    }
+    places
+};
+
+impl Later {
+    fn new() -> Self {
+        Later {
+            at: [0; LATER + BLOCK],
+            tokens: [0; LATER + BLOCK],
+            count: 0,
+        }
+    }
+
+    /// Adds those elements of the block at `first`, fewer than [`MANY`].
+    #[inline(always)]
+    fn add(&mut self, cpu: impl Cpu, first: usize, which: u64, tokens: &[u8; BLOCK]) {
+        let mut packed = [0; BLOCK];
+        let room = self
+            .tokens
+            .get_mut(self.count..)
+            .and_then(|t| t.first_chunk_mut::<{ MANY as usize }>());
+        let at = self
+            .at
+            .get_mut(self.count..)
+            .and_then(|t| t.first_chunk_mut::<{ MANY as usize }>());
+        let (Some(room), Some(at)) = (room, at) else {
+            return;
+        };
+        cpu.pack(tokens, which, &mut packed);
+        room.copy_from_slice(&packed[..MANY as usize]);
+        cpu.pack(&PLACES, which, &mut packed);
+        for (at, place) in at.iter_mut().zip(&packed) {
+            *at = first as u32 + u32::from(*place);
+        }
+        self.count += which.count_ones() as usize;
+    }
+
+    fn is_full(&self) -> bool {
+        self.count >= LATER
+    }
+
+    /// Hands over all, in order, with their tokens.
+    #[inline(always)]
+    fn each(&mut self, mut f: impl FnMut(usize, u8)) {
+        for (at, t) in self.at.iter().zip(&self.tokens).take(self.count) {
+            f(*at as usize, *t);
+        }
+        self.count = 0;
+    }
+}
+
+/// Changes an element.
+#[inline(always)]
+fn change<W: Word>(raw: &mut [u8], at: usize, to: impl FnOnce(W) -> W) {
+    if let Some(x) = W::get(raw, at) {
+        W::set(raw, at, to(x));
+    }
+}
+
 impl<W: Word> Work for Apply<'_, W> {
     type Output = usize;
 
@@ -329,21 +406,26 @@ impl<W: Word> Apply<'_, W> {
             if meaning.flip { base.flipped(bits) } else { moved }
         };
         let exact = token::exact(W::WIDTH);
-        for (bytes, mask) in raw.chunks_mut(BLOCK * W::WIDTH).zip(masks) {
+        let mut later = Later::new();
+        for (i, mask) in masks.iter().enumerate() {
             let mask = u64::from_le_bytes(*mask);
             let Some(next) = tokens.first_chunk().filter(|_| mask != 0) else {
                 continue;
             };
             tokens = &tokens[mask.count_ones() as usize..];
             let here = cpu.unpack(next, mask, token::ZERO);
+            let Some(bytes) = raw.get_mut(i * BLOCK * W::WIDTH..) else {
+                break;
+            };
             let mut words = block_or_part::<W>(bytes);
-            let mut with_bits =
+            let with_bits =
                 !cpu.at_least(&here, token::ZERO - exact + 1) | cpu.at_least(&here, token::ZERO + exact);
             if with_bits.count_ones() >= MANY {
+                later.each(|at, t| change(raw, at, |x| apply(x, t)));
                 for (x, t) in words.iter_mut().zip(&here) {
                     *x = apply(*x, *t);
                 }
-                store_block(&words, bytes);
+                store_block(&words, raw.get_mut(i * BLOCK * W::WIDTH..).unwrap_or_default());
                 continue;
             }
             for (x, t) in words.iter_mut().zip(&here) {
@@ -352,14 +434,12 @@ impl<W: Word> Apply<'_, W> {
                 *x = order.add(*x, i64::from(t) - i64::from(token::ZERO));
             }
             store_block(&words, bytes);
-            while with_bits != 0 {
-                let i = with_bits.trailing_zeros() as usize;
-                if let (Some(x), Some(t)) = (W::get(bytes, i), here.get(i)) {
-                    W::set(bytes, i, apply(x, *t));
-                }
-                with_bits &= with_bits - 1;
+            later.add(cpu, i * BLOCK, with_bits, &here);
+            if later.is_full() {
+                later.each(|at, t| change(raw, at, |x| apply(x, t)));
             }
         }
+        later.each(|at, t| change(raw, at, |x| apply(x, t)));
         beside.taken()
     }
 }
