@@ -247,3 +247,93 @@ fn bases_within_bases_come_to_an_end() {
     assert_eq!(e.kind(), crate::error::Kind::Damage);
     assert!(nodes.reads.load(Relaxed) <= MAX_NODES);
 }
+
+/// Chunks as [`chain`] makes them, but for one whose reading panics.
+struct Broken {
+    nodes: Nodes,
+    broken: NodeId,
+}
+
+impl NodeSource for Broken {
+    fn get(&self, id: &NodeId) -> Result<Node> {
+        assert!(*id != self.broken, "a decoder that fails");
+        self.nodes.get(id)
+    }
+
+    fn meta(&self, id: &NodeId) -> Result<Meta> {
+        self.nodes.meta(id)
+    }
+}
+
+#[test]
+fn what_is_rebuilt_ahead_together_fails_alone() {
+    let nodes = Nodes::default();
+    let raw = |i: u32| (0..5000u32).map(|x| ((x * i) >> 3) as u8).collect::<Vec<_>>();
+    let ids: Vec<NodeId> = (0..20).map(|i| nodes.put(&raw(i), None)).collect();
+    // One has other bytes than its id says, and one cannot be read at all.
+    let other = nodes.map.lock().get(&ids[0]).cloned().unwrap();
+    nodes.map.lock().insert(ids[7], other);
+    let r = Rebuilder::new(1 << 20, 1);
+    let source: Arc<dyn NodeSource> = Arc::new(Broken {
+        nodes,
+        broken: ids[5],
+    });
+    let ahead = |id: &NodeId| {
+        // As if each was taken out of the queue.
+        r.flights.lock().insert(*id, None);
+        Ahead {
+            rebuilder: r.clone(),
+            source: source.clone(),
+            id: *id,
+        }
+    };
+    let queued: Vec<Ahead> = ids.iter().map(ahead).collect();
+    r.rebuild_ahead(&queued);
+    assert!(r.flights.lock().is_empty());
+    for (i, id) in ids.iter().enumerate() {
+        assert_eq!(r.cache.lock().contains(id), i != 5 && i != 7, "{i}");
+        if i != 5 && i != 7 {
+            assert!(*r.chunk(&*source, id).unwrap() == raw(i as u32));
+        }
+    }
+}
+
+#[test]
+fn counting_deltas_ends_whatever_records_say() {
+    let nodes = Nodes::default();
+    let put = |id: u8, codec: Codec, depth: u8, bases: &[NodeId]| {
+        let delta = bases.first().map(|base| Delta {
+            base: *base,
+            further: Further::new(&bases[1..]).unwrap(),
+            depth,
+            revision: 0,
+            cost: 1,
+        });
+        let meta = NodeMeta {
+            codec,
+            number: Number::BF16,
+            raw_len: 8,
+            delta,
+        };
+        nodes.map.lock().insert(NodeId([id; 32]), (meta, Vec::new()));
+        meta
+    };
+    let root = NodeId([200; 32]);
+    put(200, Codec::Raw, 0, &[]);
+    // A rounding of six tensors, and a delta onto that: two to apply.
+    put(201, Codec::Rounded, MANY_DEPTH, &[root; 6]);
+    let two = put(202, Codec::XorPlanes, MANY_DEPTH + 1, &[NodeId([201; 32])]);
+    assert_eq!(deltas(&nodes, &two).unwrap(), 2);
+    // As many ways as no computer ends: each node has six bases, each a little less deep.
+    put(0, Codec::Rounded, MANY_DEPTH, &[root; 6]);
+    let mut last = two;
+    for i in 1..100 {
+        last = put(i, Codec::Rounded, MANY_DEPTH + i, &[NodeId([i - 1; 32]); 6]);
+    }
+    let before = nodes.reads.load(Relaxed);
+    assert_eq!(
+        deltas(&nodes, &last).unwrap_err().kind(),
+        crate::error::Kind::Damage
+    );
+    assert!(nodes.reads.load(Relaxed) - before <= MAX_NODES + 1);
+}

@@ -301,6 +301,32 @@ fn tensors_whose_names_tell_nothing_are_found_by_their_bytes() {
     f.verify();
 }
 
+/// The search by bytes must not use up what the search by names and places would have found.
+#[test]
+fn new_tensors_do_not_hide_old_ones() {
+    let noise = |seed: u64, name: String, n: usize| {
+        let (_, dtype, bytes) = Tensors::transformer(seed, 0).0.remove(0);
+        (name, dtype, bytes[..n].to_vec())
+    };
+    let name = |i: u64| format!("{:016x}", i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let large = |i: u64| noise(100 + i, format!("a{i}"), 160_000);
+    let small = |i: u64| noise(200 + i, format!("b{i}"), 80_000);
+    let before = Tensors((0..20).map(large).chain((0..20).map(small)).collect());
+    // One that is known, many new ones of the same length, and the others in their order; all with other names.
+    let known = std::iter::once(large(0)).chain((20..40).map(large));
+    let mut after = Tensors(known.chain((0..20).map(small)).collect());
+    for (i, t) in after.0.iter_mut().enumerate() {
+        t.0 = name(i as u64 + 1);
+    }
+    after.step(9);
+    let f = Fixture::new();
+    f.commit_file("main", "m.safetensors", &before.file());
+    let done = f.commit_file("main", "m.safetensors", &after.file());
+    // The new ones, at seven tenths of themselves, and next to nothing for the others.
+    assert!(done.stored < 20 * 160_000 * 7 / 10 + 300_000, "{done:?}");
+    f.verify();
+}
+
 #[test]
 fn a_run_committed_at_once_is_a_series() {
     let f = Fixture::new();

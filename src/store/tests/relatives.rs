@@ -151,7 +151,8 @@ fn weights_follow_their_f32_copy_step_by_step() {
         let s = f.store.stats().unwrap();
         let of = |name: &str| s.codecs.iter().find(|c| c.codec == name).map_or(0, |c| c.nodes);
         assert!(of("rounded") >= 12 * 3, "{narrow}: {:?}", s.codecs);
-        assert_eq!(s.depths.keys().find(|d| **d > 48), None, "{:?}", s.depths);
+        // What is applied is counted, not what its depth reserves.
+        assert_eq!(s.depths.keys().find(|d| **d > 33), None, "{:?}", s.depths);
     }
 }
 

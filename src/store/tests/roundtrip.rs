@@ -102,6 +102,27 @@ fn attributes_come_back_where_the_disk_has_them() {
 }
 
 #[test]
+fn an_export_can_be_stopped_between_files_too() {
+    let f = Fixture::new();
+    for i in 0..20 {
+        f.write(&format!("dir/empty-{i:02}"), b"");
+    }
+    f.commit(&f.path("dir"));
+    let mut entries = 0;
+    let stopped = f
+        .store
+        .export(&f.store.resolve("main").unwrap(), &f.path("out"), &mut |_| {
+            entries += 1;
+            match entries {
+                0..10 => Ok(()),
+                _ => Err(Error::new(Kind::Stopped, "stopped")),
+            }
+        });
+    assert_eq!(stopped.unwrap_err().kind(), Kind::Stopped);
+    assert!(fs::read_dir(f.path("out/dir")).unwrap().count() < 10);
+}
+
+#[test]
 fn a_long_series_stays_exact_shallow_and_small() {
     let f = Fixture::new();
     let mut model = Model::new(&[100_000, 128, 128, 40_000]);
