@@ -111,9 +111,8 @@ fn new_part(dir: &Path) -> Result<(PathBuf, File)> {
 fn put(part: &Path, path: &Path) -> Result<()> {
     let renamed = match rustix::fs::renameat_with(CWD, part, CWD, path, RenameFlags::NOREPLACE) {
         // Not every file system can: an empty file takes the name then, and is replaced.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-            File::create_new(path).and_then(|_| std::fs::rename(part, path))
-        }
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => File::create_new(path)
+            .and_then(|_| std::fs::rename(part, path).inspect_err(|_| drop(std::fs::remove_file(path)))),
         done => done.map_err(Into::into),
     };
     renamed.doing(|| "give it its name".to_owned())

@@ -122,10 +122,13 @@ impl FileView {
         // What is large goes past the buffer, from the chunk where it is.
         let mut out = BufWriter::with_capacity(STEP / 16, out);
         let mut at = range.start;
+        // Parts may be small and many: those ahead are not gone through again for each.
+        let mut ask_at = at;
         while at < range.end {
             let left = usize::try_from(range.end - at).unwrap_or(usize::MAX);
-            if left > STEP {
+            if left > STEP && at >= ask_at {
                 self.read_ahead(at, left.min(AHEAD));
+                ask_at = at + STEP as u64;
             }
             let bytes = match &self.body {
                 Body::Stored(f) => f.read_part(at, left.min(STEP))?,
