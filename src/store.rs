@@ -4,6 +4,7 @@ mod diff;
 mod export;
 mod file;
 mod stats;
+mod whole;
 
 pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Progress};
 pub use crate::commit::{RepackProgress, RepackRequest, Repacked};
@@ -14,6 +15,7 @@ pub use crate::verify::{Damage, Report};
 pub use diff::{Diff, TensorDiff};
 pub use file::{FileView, TensorInfo, TensorPaths, View};
 pub use stats::{BranchStats, CodecStats, Stats};
+pub use whole::{FileKey, Home, Whole, WholeFiles};
 
 use crate::cache::ByteLru;
 use crate::commit::{self, Parts};
@@ -27,7 +29,7 @@ use crate::verify::Verifier;
 use parking_lot::Mutex;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Settings of an open store.
 #[derive(Clone, Debug)]
@@ -61,6 +63,7 @@ struct Inner {
     parts: Parts,
     files: Mutex<ByteLru<(FileHash, u64), FileView>>,
     trees: Mutex<ByteLru<NodeId, Tree>>,
+    whole: OnceLock<WholeFiles>,
 }
 
 impl Store {
@@ -98,6 +101,7 @@ impl Store {
             },
             files: Mutex::new(ByteLru::new(OPEN_BYTES)),
             trees: Mutex::new(ByteLru::new(OPEN_BYTES)),
+            whole: OnceLock::new(),
         })))
     }
 
@@ -345,6 +349,19 @@ impl Store {
                 });
             });
         }
+    }
+
+    /// Keeps up to `quota` bytes of whole files in STORE/cache from now on, unless another process does.
+    pub fn keep_whole_files(&self, quota: u64) -> Result<()> {
+        if let Some(whole) = WholeFiles::open(self.0.dir.join("cache"), quota)? {
+            let _ = self.0.whole.set(whole);
+        }
+        Ok(())
+    }
+
+    /// The whole files in STORE/cache, if this process keeps them.
+    pub fn whole_files(&self) -> Option<&WholeFiles> {
+        self.0.whole.get()
     }
 
     /// What was read and rebuilt since the store was opened.

@@ -24,6 +24,12 @@ pub(super) struct Args {
     /// Memory for rebuilt chunks, in bytes or with K, M, G
     #[arg(long, value_name = "N", default_value = "256M", value_parser = show::parse_size)]
     memory: u64,
+    /// Disk space for files kept whole (STORE/cache), in bytes or with K, M, G; 0: none
+    #[arg(long, value_name = "N", default_value = "8G", value_parser = show::parse_size)]
+    cache: u64,
+    /// Read and write every file through zspace, also where the kernel could do it by itself
+    #[arg(long)]
+    no_passthrough: bool,
     /// Let other users in
     #[arg(long)]
     allow_other: bool,
@@ -65,6 +71,8 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
         settle_dir: args.settle_dir,
         allow_other: args.allow_other,
         read_only: args.read_only,
+        cache: args.cache,
+        passthrough: !args.no_passthrough,
         ..MountOptions::default()
     };
     let background = args.background;
@@ -118,8 +126,10 @@ fn start(context: &Context, args: &Args) -> Result<()> {
         &seconds(args.settle_dir),
     ]);
     command.args(["--memory", &args.memory.to_string()]);
+    command.args(["--cache", &args.cache.to_string()]);
     command.args(
         [
+            ("--no-passthrough", args.no_passthrough),
             ("--allow-other", args.allow_other),
             ("--read-only", args.read_only),
         ]

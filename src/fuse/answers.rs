@@ -102,6 +102,8 @@ pub(super) fn answer_xattr(reply: ReplyXattr, size: u32, value: &[u8]) {
 
 pub(super) fn open_flags(opened: &Opened) -> FopenFlags {
     match (opened.fixed, opened.writes) {
+        // Where the kernel goes to the backing file, there is no cache to keep.
+        (true, _) if opened.through.is_some() => FopenFlags::FOPEN_NOFLUSH,
         (true, _) => FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH,
         (false, true) => FopenFlags::empty(),
         (false, false) => FopenFlags::FOPEN_NOFLUSH,

@@ -3,8 +3,9 @@
 use super::attr::{Attr, FileKind};
 use super::errno::{os, read_only};
 use super::files::{Files, Found, StagedPath};
-use super::handles::{Backing, Open, Staged};
+use super::handles::{Backing, Open};
 use super::io::Opened;
+use super::modes::Register;
 use super::place::Place;
 use super::staging::SetAttr;
 use crate::error::Result;
@@ -37,6 +38,7 @@ impl Files {
         mode: u32,
         flags: i32,
         by: Caller,
+        register: Register<'_>,
     ) -> Result<(Found, Opened)> {
         let _names = self.names.read();
         let path = self.staged_child(parent, name)?;
@@ -45,13 +47,8 @@ impl Files {
             .staging
             .create(&path, mode & 0o7777, flags, by.umask, by.uid, by.gid)?;
         let found = self.found_staged(parent, &path)?;
-        let staged = Staged::new(found.ino, true, Backing::Disk(Arc::new(handle)));
-        let fh = self.handles.add(Open::Staged(staged));
-        let opened = Opened {
-            fh,
-            fixed: false,
-            writes: true,
-        };
+        let opened = self.add_staged(found.ino, true, Backing::Disk(Arc::new(handle)), register);
+        let opened = opened.inspect_err(|_| self.inodes.forget(found.ino, 1))?;
         Ok((found, opened))
     }
 

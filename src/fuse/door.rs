@@ -5,22 +5,26 @@ use super::answers::{
 };
 use super::attr::FileKind;
 use super::files::Files;
+use super::io::Opened;
+use super::modes::Token;
 use super::pool::Pool;
 use super::staging::{SetAttr, SetTime};
 use crate::error::Result;
 use crate::store::Timestamp;
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo,
-    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
+    AccessFlags, BackingId, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
     RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// The largest read or write request, in bytes.
@@ -39,13 +43,50 @@ pub(super) struct DoorFs {
     data: Pool,
     /// Changes in `staging/`, which may wait for the disk.
     changes: Pool,
+    through: Passthrough,
+}
+
+/// Whether files are given to the kernel, to read and write by itself.
+#[derive(Clone)]
+struct Passthrough(Arc<AtomicBool>);
+
+impl Passthrough {
+    fn register(&self, open: impl FnOnce() -> io::Result<BackingId>) -> Option<Token> {
+        if !self.0.load(Ordering::Relaxed) {
+            return None;
+        }
+        match open() {
+            Ok(id) => Some(Arc::new(id)),
+            Err(e) => {
+                // A store on a stacked file system, say: what holds for one file of it holds for all.
+                if self.0.swap(false, Ordering::Relaxed) {
+                    log::info!("no passthrough: {e}");
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Asks the kernel for passthrough, which takes root (in the first user namespace) and Linux 6.9.
+fn give_passthrough(config: &mut KernelConfig) -> bool {
+    // One level deep: the mount itself may still lie under an overlay, its backing files may not lie on one.
+    rustix::process::geteuid().is_root()
+        && config.set_max_stack_depth(1).is_ok()
+        && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
+}
+
+/// What the kernel knows the backing file of an open file by.
+fn backing(opened: &Opened) -> Option<&BackingId> {
+    opened.through.as_ref()?.token.downcast_ref()
 }
 
 impl DoorFs {
-    /// The door to these files, with `threads` workers for bytes.
-    pub(super) fn new(files: Arc<Files>, threads: usize) -> Result<Self> {
+    /// The door to these files, with `threads` workers for bytes; with `passthrough` where the kernel has it and lets us.
+    pub(super) fn new(files: Arc<Files>, threads: usize, passthrough: bool) -> Result<Self> {
         Ok(DoorFs {
             files,
+            through: Passthrough(Arc::new(AtomicBool::new(passthrough))),
             names: Pool::new("zspace-names", 4)?,
             data: Pool::new("zspace-data", threads.max(4))?,
             changes: Pool::new("zspace-changes", 8)?,
@@ -81,6 +122,10 @@ impl Filesystem for DoorFs {
             if config.add_capabilities(flag).is_err() {
                 log::debug!("this kernel does not have {flag:?}");
             }
+        }
+        let through = &self.through.0;
+        if through.load(Ordering::Relaxed) && !give_passthrough(config) {
+            through.store(false, Ordering::Relaxed);
         }
         // The nearest value that the kernel takes is as good.
         let _ = config.set_max_write(REQUEST);
@@ -217,9 +262,18 @@ impl Filesystem for DoorFs {
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.change(move |files| match files.open(ino.0, flags.0) {
-            Ok(opened) => reply.opened(FileHandle(opened.fh), open_flags(&opened)),
-            Err(e) => reply.error(errno(&e)),
+        let through = self.through.clone();
+        self.change(move |files| {
+            let opened = files.open(ino.0, flags.0, &|file| {
+                through.register(|| reply.open_backing(file))
+            });
+            match opened {
+                Ok(opened) => match backing(&opened) {
+                    Some(id) => reply.opened_passthrough(FileHandle(opened.fh), open_flags(&opened), id),
+                    None => reply.opened(FileHandle(opened.fh), open_flags(&opened)),
+                },
+                Err(e) => reply.error(errno(&e)),
+            }
         });
     }
 
@@ -431,16 +485,21 @@ impl Filesystem for DoorFs {
         reply: ReplyCreate,
     ) {
         let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
-        self.change(
-            move |files| match files.create(parent.0, &name, mode, flags, by) {
+        let through = self.through.clone();
+        self.change(move |files| {
+            let register = |file: &File| through.register(|| reply.open_backing(file));
+            match files.create(parent.0, &name, mode, flags, by, &register) {
                 Ok((found, opened)) => {
                     let attr = file_attr(found.ino, &found.attr);
-                    let fh = FileHandle(opened.fh);
-                    reply.created(&Duration::ZERO, &attr, GENERATION, fh, open_flags(&opened));
+                    let (ttl, fh, flags) = (&Duration::ZERO, FileHandle(opened.fh), open_flags(&opened));
+                    match backing(&opened) {
+                        Some(id) => reply.created_passthrough(ttl, &attr, GENERATION, fh, flags, id),
+                        None => reply.created(ttl, &attr, GENERATION, fh, flags),
+                    }
                 }
                 Err(e) => reply.error(errno(&e)),
-            },
-        );
+            }
+        });
     }
 
     fn bmap(&self, _req: &Request, _ino: INodeNo, _size: u32, _index: u64, reply: ReplyBmap) {

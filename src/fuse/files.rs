@@ -7,6 +7,7 @@ use super::inodes::{Identity, Inodes};
 use super::namespace::{Listed, Namespace};
 use super::place::Place;
 use super::staging::{Located, Staging};
+use super::warm::Warm;
 use crate::error::{IoContext, Kind, Result};
 use crate::store::{Store, Timestamp};
 use parking_lot::RwLock;
@@ -49,6 +50,7 @@ pub(super) struct Files {
     pub(super) staging: Arc<Staging>,
     pub(super) inodes: Inodes,
     pub(super) handles: Handles,
+    pub(super) warm: Warm,
     /// Held while names in `staging/` are used as a path; exclusively while one is moved.
     pub(super) names: RwLock<()>,
 }
@@ -57,6 +59,7 @@ impl Files {
     /// The file system of a store, shown as owned by this user and group.
     pub(super) fn new(store: Store, staging: Arc<Staging>, uid: u32, gid: u32, now: Timestamp) -> Self {
         Files {
+            warm: Warm::new(store.clone()),
             space: Namespace::new(store, uid, gid, now),
             staging,
             inodes: Inodes::new(),

@@ -1,39 +1,72 @@
 //! Open files and directories.
 
 use super::attr::Attr;
+use super::modes::Modes;
 use super::namespace::Listed;
 use super::staging::Handle;
 use super::stream::Streams;
 use crate::error::Result;
-use crate::store::FileView;
+use crate::store::{FileView, Slice, Whole};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::ops::Deref;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A version's file, or a view of one, being read by one or more handles.
-pub(super) struct Reader {
-    pub(super) view: Arc<FileView>,
-    streams: Mutex<Streams>,
+pub(super) enum Reader {
+    /// Chunk by chunk, as it is read.
+    Rebuilt {
+        view: Arc<FileView>,
+        streams: Mutex<Streams>,
+        /// Bytes read.
+        served: AtomicU64,
+    },
+    /// From where the file lies whole.
+    Whole(Whole),
 }
 
 impl Reader {
     pub(super) fn new(view: Arc<FileView>) -> Self {
-        Reader {
+        Reader::Rebuilt {
             view,
             streams: Mutex::default(),
+            served: AtomicU64::new(0),
         }
     }
 
-    /// Reads, and has what a sequential reader wants next rebuilt ahead.
-    pub(super) fn read(&self, offset: u64, len: usize) -> Result<impl Deref<Target = [u8]> + use<>> {
-        let ahead = self.streams.lock().read(offset, len as u64, self.view.len());
-        if let Some((from, len)) = ahead {
-            self.view
-                .read_ahead(from, usize::try_from(len).unwrap_or(usize::MAX));
+    /// Length in bytes.
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Reader::Rebuilt { view, .. } => view.len(),
+            Reader::Whole(whole) => whole.len(),
         }
-        self.view.read(offset, len)
+    }
+
+    /// The file in which it lies whole.
+    pub(super) fn file(&self) -> Option<&File> {
+        match self {
+            Reader::Rebuilt { .. } => None,
+            Reader::Whole(whole) => Some(&whole.file),
+        }
+    }
+
+    /// Reads, and has what a sequential reader wants next rebuilt ahead. Fewer bytes than asked for: the end of the file.
+    pub(super) fn read(&self, offset: u64, len: usize) -> Result<Slice> {
+        let (view, streams, served) = match self {
+            Reader::Rebuilt {
+                view,
+                streams,
+                served,
+            } => (view, streams, served),
+            Reader::Whole(whole) => return whole.read(offset, len).map(Slice::Owned),
+        };
+        served.fetch_add(len as u64, Ordering::Relaxed);
+        let ahead = streams.lock().read(offset, len as u64, view.len());
+        if let Some((from, len)) = ahead {
+            view.read_ahead(from, usize::try_from(len).unwrap_or(usize::MAX));
+        }
+        view.read(offset, len)
     }
 }
 
@@ -102,6 +135,7 @@ pub(super) struct Handles {
     open: RwLock<HashMap<u64, Arc<Open>>>,
     /// Readers of versions by inode, so that all handles of a file share its streams.
     readers: Mutex<HashMap<u64, (Arc<Reader>, usize)>>,
+    pub(super) modes: Modes,
 }
 
 impl Handles {
@@ -139,15 +173,20 @@ impl Handles {
         Ok(reader.clone())
     }
 
-    /// One handle less uses the reader of this inode.
-    pub(super) fn close_reader(&self, ino: u64) {
+    /// One handle less uses the reader of this inode. The bytes that were read, if it was the last.
+    pub(super) fn close_reader(&self, ino: u64) -> Option<u64> {
         let mut readers = self.readers.lock();
-        if let Some((_, users)) = readers.get_mut(&ino) {
-            *users -= 1;
-            if *users == 0 {
-                readers.remove(&ino);
-            }
+        let (reader, users) = readers.get_mut(&ino)?;
+        *users -= 1;
+        if *users > 0 {
+            return None;
         }
+        let read = match &**reader {
+            Reader::Rebuilt { served, .. } => served.load(Ordering::Relaxed),
+            Reader::Whole(_) => 0,
+        };
+        readers.remove(&ino);
+        Some(read)
     }
 
     /// The open handles of a staged inode.

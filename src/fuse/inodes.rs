@@ -132,6 +132,16 @@ impl Inodes {
         self.0.lock().unname(parent, name);
     }
 
+    /// The inode's names are another inode's from now on: the one that is made when the kernel looks them up again.
+    pub(super) fn detach(&self, ino: u64) {
+        let mut table = self.0.lock();
+        table.identify(ino, None);
+        let names = table.nodes.get(&ino).map(|n| n.names.clone()).unwrap_or_default();
+        for (parent, name) in names {
+            table.unname(parent, &name);
+        }
+    }
+
     /// One more name for the inode, of which the kernel is being told.
     pub(super) fn link(&self, ino: u64, parent: u64, name: &[u8]) {
         let mut table = self.0.lock();

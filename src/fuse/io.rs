@@ -4,8 +4,9 @@ use super::attr::FileKind;
 use super::errno::{os, read_only};
 use super::files::Files;
 use super::handles::{Backing, Open, Reader, Staged};
+use super::modes::{Register, Through};
 use super::place::Place;
-use super::staging::{Handle, Located};
+use super::staging::{Handle, Located, home_of};
 use crate::error::Result;
 use std::sync::Arc;
 
@@ -19,36 +20,69 @@ pub(super) struct Opened {
     pub(super) fixed: bool,
     /// It may be written through this handle.
     pub(super) writes: bool,
+    /// The kernel reads and writes this by itself.
+    pub(super) through: Option<Through>,
 }
 
 impl Files {
-    /// Opens a file with the flags of `open`.
-    pub(super) fn open(&self, ino: u64, flags: i32) -> Result<Opened> {
+    /// Opens a file with the flags of `open`. Where its bytes lie in a file, `register` may make that known to the kernel.
+    pub(super) fn open(&self, ino: u64, flags: i32, register: Register<'_>) -> Result<Opened> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         let place = self.place(ino)?;
         if matches!(place, Place::Staged(_)) {
-            return self.open_staged(ino, flags, writes);
+            return self.open_staged(ino, flags, writes, register);
         }
         if writes {
             return Err(read_only());
         }
-        let reader = self.handles.reader(ino, || self.space.view(&place))?;
+        let key = self.space.file_key(&place);
+        let whole = key.and_then(|key| self.warm.open(&key, None));
+        let through = match self
+            .handles
+            .modes
+            .open(ino, whole.as_ref().map(|w| &w.file), register)
+        {
+            // The kernel has it open on a file that is no longer here.
+            Err(e) if e.errno() == libc::ESTALE => {
+                self.inodes.detach(ino);
+                return Err(e);
+            }
+            through => through?,
+        };
+        let reader = match whole {
+            Some(whole) => Ok(Arc::new(Reader::Whole(whole))),
+            None => self.handles.reader(ino, || self.space.view(&place)),
+        };
+        let reader = reader.inspect_err(|_| self.handles.modes.close(ino))?;
         Ok(Opened {
             fh: self.handles.add(Open::Version(reader)),
             fixed: true,
             writes: false,
+            through,
         })
     }
 
-    fn open_staged(&self, ino: u64, flags: i32, writes: bool) -> Result<Opened> {
+    fn open_staged(&self, ino: u64, flags: i32, writes: bool, register: Register<'_>) -> Result<Opened> {
         let _names = self.names.read();
         let path = self.staged_path(ino)?;
         // The kernel gives every write its offset and aligns direct I/O by itself.
         let flags = flags & (libc::O_ACCMODE | libc::O_TRUNC);
         let backing = self.settled(|| {
-            if let (false, Located::Version { version, path }) = (writes, self.staging.locate(&path)?) {
-                let place = self.space.walk(&version, &path)?;
-                let reader = Reader::new(self.space.view(&place)?);
+            if let (
+                false,
+                Located::Version {
+                    version,
+                    path: inside,
+                },
+            ) = (writes, self.staging.locate(&path)?)
+            {
+                let place = self.space.walk(&version, &inside)?;
+                let home = || home_of(&path);
+                let key = self.space.file_key(&place);
+                let reader = match key.and_then(|key| self.warm.open(&key, Some(home()))) {
+                    Some(whole) => Reader::Whole(whole),
+                    None => Reader::new(self.space.view(&place)?),
+                };
                 return Ok(Backing::Version(Arc::new(reader), self.space.attr(&place)?));
             }
             Ok(Backing::Disk(Arc::new(self.staging.open_file(&path, flags)?)))
@@ -56,11 +90,31 @@ impl Files {
         if writes {
             self.follow(ino, &path);
         }
-        let fh = self.handles.add(Open::Staged(Staged::new(ino, writes, backing)));
+        self.add_staged(ino, writes, backing, register)
+    }
+
+    /// A handle for a staged file that was opened.
+    pub(super) fn add_staged(
+        &self,
+        ino: u64,
+        writes: bool,
+        backing: Backing,
+        register: Register<'_>,
+    ) -> Result<Opened> {
+        let file = match &backing {
+            Backing::Disk(handle) => Some(handle.file()),
+            Backing::Version(reader, _) => reader.file(),
+        };
+        let through = self.handles.modes.open(ino, file, register).inspect_err(|_| {
+            // The name gets an inode of its own, and the kernel opens that.
+            self.inodes.detach(ino);
+        })?;
+        let staged = Staged::new(ino, writes, backing);
         Ok(Opened {
-            fh,
+            fh: self.handles.add(Open::Staged(staged)),
             fixed: false,
             writes,
+            through,
         })
     }
 
@@ -152,13 +206,24 @@ impl Files {
         }
     }
 
-    /// The last descriptor and mapping of the handle are gone.
+    /// The last descriptor of the handle is gone.
     pub(super) fn release(&self, ino: u64, fh: u64) {
-        if let Some(open) = self.handles.close(fh)
-            && matches!(&*open, Open::Version(_))
-        {
-            self.handles.close_reader(ino);
+        let Some(open) = self.handles.close(fh) else {
+            return;
+        };
+        match &*open {
+            Open::Dir(_) => return,
+            Open::Staged(_) => {}
+            Open::Version(reader) => {
+                if let Reader::Rebuilt { .. } = &**reader
+                    && let Some(read) = self.handles.close_reader(ino)
+                    && let Some(key) = self.place(ino).ok().and_then(|p| self.space.file_key(&p))
+                {
+                    self.warm.read(&key, read);
+                }
+            }
         }
+        self.handles.modes.close(ino);
     }
 
     /// Reserves or frees space.
@@ -169,10 +234,10 @@ impl Files {
     /// The next data or hole at or after an offset. Files of versions have no holes.
     pub(super) fn seek(&self, fh: u64, offset: i64, whence: i32) -> Result<u64> {
         let size = match &*self.opened(fh)? {
-            Open::Version(reader) => reader.view.len(),
+            Open::Version(reader) => reader.len(),
             Open::Staged(staged) => match staged.backing() {
                 Backing::Disk(handle) => return handle.lseek(offset, whence),
-                Backing::Version(reader, _) => reader.view.len(),
+                Backing::Version(reader, _) => reader.len(),
             },
             Open::Dir(_) => return Err(os(libc::EISDIR, "is a directory")),
         };

@@ -16,6 +16,7 @@ mod handles;
 mod holders;
 mod inodes;
 mod io;
+mod modes;
 mod namespace;
 mod place;
 mod pool;
@@ -24,6 +25,7 @@ mod staging;
 mod stream;
 mod versions;
 mod views;
+mod warm;
 mod xattr;
 
 pub use attr::{Attr, FileKind};

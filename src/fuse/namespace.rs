@@ -7,7 +7,7 @@ use super::attr::{Attr, FileKind};
 use super::errno::os;
 use super::place::{At, Commit, Door, Place};
 use crate::error::Result;
-use crate::store::{Entry, EntryKind, FileView, Numbered, Store, Timestamp};
+use crate::store::{Entry, EntryKind, FileKey, FileView, Numbered, Store, Timestamp};
 use lru::LruCache;
 use parking_lot::Mutex;
 use std::num::NonZeroUsize;
@@ -149,6 +149,17 @@ impl Namespace {
             Place::Tensor(door, at, index) => self.tensor_view(*door, at, *index),
             Place::Whole(at) => self.source(at)?.safetensors_view(),
             _ => Err(os(libc::EISDIR, "not a file")),
+        }
+    }
+
+    /// What a file in `versions/` is by its contents.
+    pub(super) fn file_key(&self, place: &Place) -> Option<FileKey> {
+        match place {
+            Place::Entry(Door::Versions, at) => match at.entry()?.kind {
+                EntryKind::File { hash, len, .. } => Some((hash, len)),
+                _ => None,
+            },
+            _ => None,
         }
     }
 

@@ -44,6 +44,10 @@ pub struct MountOptions {
     pub read_only: bool,
     /// Threads that serve reads.
     pub threads: usize,
+    /// Bytes of whole files to keep in STORE/cache; 0: none.
+    pub cache: u64,
+    /// Let the kernel read and write files in `staging/` and the cache by itself, where it can.
+    pub passthrough: bool,
 }
 
 impl Default for MountOptions {
@@ -54,6 +58,8 @@ impl Default for MountOptions {
             allow_other: false,
             read_only: false,
             threads: std::thread::available_parallelism().map_or(4, usize::from),
+            cache: 8 << 30,
+            passthrough: true,
         }
     }
 }
@@ -89,8 +95,15 @@ pub fn mount(
         rustix::process::geteuid().as_raw(),
         rustix::process::getegid().as_raw(),
     );
+    if options.cache > 0
+        && !options.read_only
+        && let Err(e) = store.keep_whole_files(options.cache)
+    {
+        log::warn!("no file is kept whole: {e}");
+    }
     let files = Arc::new(Files::new(store.clone(), staging.clone(), uid, gid, now()));
-    let door = DoorFs::new(files, options.threads)?;
+    files.warm.start()?;
+    let door = DoorFs::new(files.clone(), options.threads, options.passthrough)?;
     let alone = only_here(&mnt)?;
     let session = Session::new(door, &mnt, &config(options)).map_err(|e| {
         let hint = match e.kind() {
@@ -122,6 +135,7 @@ pub fn mount(
     // Unmounted by other means than ours, what was written in time is committed all the same.
     drain(&staging, options);
     staging.stop();
+    files.warm.stop();
     served.and(store.close())
 }
 

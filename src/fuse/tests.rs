@@ -20,6 +20,9 @@ const ME: Caller = Caller {
     umask: 0o022,
 };
 
+/// The kernel asks us for everything.
+const OURS: super::modes::Register<'static> = &|_| None;
+
 struct Mount {
     dir: tempfile::TempDir,
     store: Store,
@@ -115,7 +118,7 @@ impl Mount {
 
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         let ino = self.at(path);
-        let opened = self.files.open(ino, libc::O_RDONLY)?;
+        let opened = self.files.open(ino, libc::O_RDONLY, OURS)?;
         let bytes = self.files.read(opened.fh, 0, 1 << 20, <[u8]>::to_vec);
         self.files.release(ino, opened.fh);
         bytes
@@ -322,14 +325,18 @@ fn only_staging_takes_changes() {
     let denied = |what: &str, result: Result<()>| {
         assert_eq!(result.map_err(|e| e.errno()).err(), Some(libc::EROFS), "{what}");
     };
-    denied("open", m.files.open(file, libc::O_RDWR).map(|_| ()));
+    denied("open", m.files.open(file, libc::O_RDWR, OURS).map(|_| ()));
     denied(
         "truncate",
-        m.files.open(file, libc::O_RDONLY | libc::O_TRUNC).map(|_| ()),
+        m.files
+            .open(file, libc::O_RDONLY | libc::O_TRUNC, OURS)
+            .map(|_| ()),
     );
     denied(
         "create",
-        m.files.create(dir, b"x", 0o644, libc::O_WRONLY, ME).map(|_| ()),
+        m.files
+            .create(dir, b"x", 0o644, libc::O_WRONLY, ME, OURS)
+            .map(|_| ()),
     );
     denied("mkdir", m.files.make_dir(ROOT, b"x", 0o755, ME).map(|_| ()));
     denied("symlink", m.files.make_link(dir, b"x", b"y", ME).map(|_| ()));
@@ -345,7 +352,7 @@ fn only_staging_takes_changes() {
         m.files.set_attr(file, None, &SetAttr::default()).map(|_| ()),
     );
     denied("setxattr", m.files.set_xattr(file, b"user.x", b"", 0));
-    let opened = m.files.open(file, libc::O_RDONLY).unwrap();
+    let opened = m.files.open(file, libc::O_RDONLY, OURS).unwrap();
     denied("write", m.files.write(opened.fh, 0, b"x", false).map(|_| ()));
     let link = m.files.link(file, staged, b"x").err().unwrap();
     assert_eq!(link.errno(), libc::EXDEV);
@@ -355,7 +362,10 @@ fn only_staging_takes_changes() {
 fn staged_files_live_under_their_inodes() {
     let m = Mount::new();
     let dir = m.at("staging/main");
-    let (found, opened) = m.files.create(dir, b"tmp", 0o666, libc::O_RDWR, ME).unwrap();
+    let (found, opened) = m
+        .files
+        .create(dir, b"tmp", 0o666, libc::O_RDWR, ME, OURS)
+        .unwrap();
     assert_eq!(m.files.write(opened.fh, 0, b"hello", false).unwrap(), 5);
     m.files.rename((dir, b"tmp"), (dir, b"model.bin"), 0).unwrap();
     assert_eq!(m.at("staging/main/model.bin"), found.ino);
@@ -383,7 +393,7 @@ fn a_reader_of_a_committed_entry_sees_it_being_changed() {
     let dir = m.at("staging/main");
     let (found, opened) = m
         .files
-        .create(dir, b"model.bin", 0o644, libc::O_RDWR, ME)
+        .create(dir, b"model.bin", 0o644, libc::O_RDWR, ME, OURS)
         .unwrap();
     m.files.write(opened.fh, 0, b"hello", false).unwrap();
     m.files.release(found.ino, opened.fh);
@@ -398,9 +408,9 @@ fn a_reader_of_a_committed_entry_sees_it_being_changed() {
     );
     let id = m.store.resolve("main/1").unwrap().id.to_string();
     assert_eq!(m.xattr("staging/main/model.bin", "user.zspace.id").unwrap(), id);
-    let reader = m.files.open(found.ino, libc::O_RDONLY).unwrap();
+    let reader = m.files.open(found.ino, libc::O_RDONLY, OURS).unwrap();
     assert!(!reader.fixed, "its bytes may change");
-    let writer = m.files.open(found.ino, libc::O_RDWR).unwrap();
+    let writer = m.files.open(found.ino, libc::O_RDWR, OURS).unwrap();
     m.files.write(writer.fh, 0, b"J", false).unwrap();
     assert_eq!(m.files.read(reader.fh, 0, 9, <[u8]>::to_vec).unwrap(), b"Jello");
     assert_eq!(m.read("versions/main/000001/model.bin").unwrap(), b"hello");
@@ -415,11 +425,11 @@ fn copies_between_a_version_and_staging() {
     m.commit("main", &m.source("a.bin", &bytes));
     let from = m
         .files
-        .open(m.at("versions/main/000001/a.bin"), libc::O_RDONLY)
+        .open(m.at("versions/main/000001/a.bin"), libc::O_RDONLY, OURS)
         .unwrap();
     let (found, to) = m
         .files
-        .create(m.at("staging/main"), b".copy", 0o644, libc::O_RDWR, ME)
+        .create(m.at("staging/main"), b".copy", 0o644, libc::O_RDWR, ME, OURS)
         .unwrap();
     let mut done = 0;
     while done < bytes.len() as u64 {

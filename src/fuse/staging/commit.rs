@@ -2,7 +2,7 @@
 
 use super::backing::{Look, remove_all};
 use super::marks::{Mark, Origin, missing};
-use super::state::{Entry, Failure, Key, key_of, path_of};
+use super::state::{Entry, Failure, Key, Published, key_of, path_of};
 use super::status::{EntryStatus, State};
 use super::{Guard, Staging, copyup, names};
 use crate::error::{Error, IoContext, Kind, Result};
@@ -10,6 +10,7 @@ use crate::store::Committed;
 use parking_lot::MutexGuard;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ const RETRY: Duration = Duration::from_secs(2);
 const RETRY_LIMIT: Duration = Duration::from_secs(120);
 /// Changes that come in bursts are looked at together.
 const PAUSE: Duration = Duration::from_millis(20);
+/// No file system here tells times apart more coarsely.
+const TICK: Duration = Duration::from_millis(20);
 
 /// An entry to commit, and, unless it was asked for, when it last changed: if that moved, it has to settle again.
 pub(super) type Item = (Key, Option<Duration>);
@@ -193,7 +196,13 @@ impl Staging {
                 .collect::<Vec<_>>();
         }
         let look = |item: &Item| Look::at(&self.disk_path(&item.0), &mut |_| {}).ok();
-        let before: Vec<_> = items.iter().map(look).collect();
+        let held: Vec<bool> = items.iter().map(|(key, _)| self.held(key).is_some()).collect();
+        let mut before: Vec<_> = items.iter().map(look).collect();
+        if before.iter().flatten().any(|l| self.just_changed(l)) {
+            // Another change within one tick of the disk's clock would leave no trace.
+            std::thread::sleep(TICK);
+            before = items.iter().map(look).collect();
+        }
         let entries = items
             .iter()
             .map(|(key, _)| (key.1.clone(), self.disk_path(key)))
@@ -231,11 +240,11 @@ impl Staging {
         match result {
             Ok(done) => {
                 log::info!("committed {}/{:06} {}", done.branch, done.number, done.id);
-                for ((key, _), looks) in items.iter().zip(before.iter().zip(&after)) {
+                for (((key, _), held), looks) in items.iter().zip(held).zip(before.iter().zip(&after)) {
                     if let (Some(before), Some(after)) = looks
                         && !before.differs(after)
                     {
-                        self.finish(key, before, started, &Origin::new(done.id, &key.1));
+                        self.finish(key, before, started, &Origin::new(done.id, &key.1), held);
                     }
                 }
                 Ok(done)
@@ -272,12 +281,14 @@ impl Staging {
         retry
     }
 
-    /// What follows a commit: the durable mark, then the backing files go. If the entry was touched since `started`, or
-    /// somebody has it open for writing, it stays as it is: new work.
-    pub(super) fn finish(&self, key: &Key, before: &Look, started: Duration, origin: &Origin) {
+    /// What follows a commit: the durable mark, then the backing files go, or become whole files of the version. If the entry was
+    /// touched since `started`, or somebody can still write to it, it stays as it is: new work. `held`: somebody could write to it
+    /// unseen while it was read.
+    pub(super) fn finish(&self, key: &Key, before: &Look, started: Duration, origin: &Origin, held: bool) {
         let path = path_of(key);
+        let held = held || self.held(key).is_some();
         let mut g = self.lock();
-        let touched = g.last_change(key) > started || g.writers(&path).next().is_some();
+        let touched = held || g.last_change(key) > started || g.writers(&path).next().is_some();
         let Some(e) = g
             .entries
             .get_mut(key)
@@ -286,29 +297,48 @@ impl Staging {
             return;
         };
         if touched {
-            e.published = Some((before.clone(), origin.clone()));
+            e.published = Some(Published {
+                look: before.clone(),
+                origin: origin.clone(),
+                held,
+            });
             return;
         }
         e.busy = true;
         let mark = Mark::Committed {
             origin: origin.clone(),
         };
-        let done = MutexGuard::unlocked(&mut g, || {
-            self.marks.write(&key.0, &key.1, &mark)?;
-            self.trash(&path).inspect_err(|_| {
+        let marked = MutexGuard::unlocked(&mut g, || self.marks.write(&key.0, &key.1, &mark));
+        // In one step under the lock, so that nobody finds neither the files nor the version.
+        let done = marked.and_then(|()| {
+            let number = g.number();
+            self.trash(&path, number).inspect_err(|_| {
                 // Without the move the files would count as leftovers at the next start.
                 let _ = self.marks.write(&key.0, &key.1, &Mark::NEW);
             })
         });
         g.clear(&path);
         let now = self.clock.now();
-        if let Some(e) = g.entries.get_mut(key) {
-            e.busy = false;
-            match done {
-                Ok(()) => *e = Entry::new(mark, now),
-                Err(error) => {
-                    log::warn!("{}: committed, but kept in staging: {error}", names::show(&path));
-                    e.published = Some((before.clone(), origin.clone()));
+        match done {
+            Ok(gone) => {
+                g.entries.insert(
+                    key.clone(),
+                    Entry {
+                        busy: true,
+                        ..Entry::new(mark, now)
+                    },
+                );
+                // Readers are served from the version meanwhile; who wants to change the entry waits for its files.
+                MutexGuard::unlocked(&mut g, || self.keep_whole(key, &gone, origin));
+            }
+            Err(error) => {
+                log::warn!("{}: committed, but kept in staging: {error}", names::show(&path));
+                if let Some(e) = g.entries.get_mut(key) {
+                    e.published = Some(Published {
+                        look: before.clone(),
+                        origin: origin.clone(),
+                        held,
+                    });
                     e.failed = Some(Failure {
                         reason: error.to_string(),
                         retry: now + RETRY,
@@ -317,24 +347,24 @@ impl Staging {
                 }
             }
         }
+        if let Some(e) = g.entries.get_mut(key) {
+            e.busy = false;
+        }
         self.wake(&mut g);
         drop(g);
         self.empty_trash();
     }
 
-    /// Takes backing files out of sight in one step.
-    pub(super) fn trash(&self, path: &names::Path) -> Result<()> {
+    /// Takes backing files out of sight in one step. The answer is where they are.
+    pub(super) fn trash(&self, path: &names::Path, number: u64) -> Result<PathBuf> {
         let (dir, name) = self.backing()?.parent(path)?;
-        let to = self.dir.join("trash").join(self.scratch_name());
+        let to = self.dir.join("trash").join(number.to_string());
         match rustix::fs::renameat(&dir, name, rustix::fs::CWD, &to) {
-            Err(rustix::io::Errno::NOENT) => Ok(()),
-            r => r.doing(|| format!("move {} to the trash", names::show(path))),
+            Err(rustix::io::Errno::NOENT) => Ok(to),
+            r => r
+                .doing(|| format!("move {} to the trash", names::show(path)))
+                .map(|()| to),
         }
-    }
-
-    fn scratch_name(&self) -> String {
-        let n = self.lock().number();
-        n.to_string()
     }
 
     fn empty_trash(&self) {
@@ -363,7 +393,7 @@ impl Staging {
         };
         let done = MutexGuard::unlocked(g, || {
             let version = self.version(&origin).ok_or_else(missing)?;
-            copyup::export(self.repo.as_ref(), &version, &origin, &temp)?;
+            copyup::export(self.repo.as_ref(), &version, &origin, &path_of(key), &temp)?;
             self.marks.write(&key.0, &key.1, &dirty)?;
             let to = self.disk_path(key);
             fs::create_dir_all(self.dir.join("tree").join(&key.0))

@@ -3,8 +3,9 @@
 use super::marks::Origin;
 use super::names;
 use super::repo::{Repo, find, timespec};
+use super::whole::home_of;
 use crate::error::{Error, IoContext, Result};
-use crate::store::{Entry, EntryKind, Numbered};
+use crate::store::{Entry, EntryKind, Numbered, WholeFiles};
 use rustix::fs::{AtFlags, Timestamps, XattrFlags};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -13,9 +14,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Writes a committed entry to `dest`, which must not exist: bytes, modes, times, links and attributes, without what was
-/// removed from it since.
-pub(super) fn export(repo: &dyn Repo, version: &Numbered, origin: &Origin, dest: &Path) -> Result<()> {
+/// Writes the committed entry at `path` in staging/ to `dest`, which must not exist: bytes, modes, times, links and attributes,
+/// without what was removed from it since. A whole file that came from there, and that nobody else reads, is moved back.
+pub(super) fn export(
+    repo: &dyn Repo,
+    version: &Numbered,
+    origin: &Origin,
+    path: &names::Path,
+    dest: &Path,
+) -> Result<()> {
     let top = find(repo, version, std::slice::from_ref(&origin.name))?;
     let mut links: HashMap<u32, PathBuf> = HashMap::new();
     let mut dirs: Vec<(PathBuf, Entry)> = Vec::new();
@@ -47,10 +54,17 @@ pub(super) fn export(repo: &dyn Repo, version: &Numbered, origin: &Origin, dest:
                     fs::hard_link(first, &to).doing(|| format!("link {}", to.display()))?;
                     continue;
                 }
-                let mut file = create(&to)?;
-                repo.export(hash, *len, &mut |piece| {
-                    file.write_all(piece).doing(|| format!("write {}", to.display()))
-                })?;
+                let home = home_of(&[path, &rel].concat());
+                let taken = |w: &WholeFiles| *link == 0 && w.take(&(*hash, *len), &home, &to);
+                let file = if repo.whole_files().is_some_and(taken) {
+                    File::open(&to).doing(|| format!("open {}", to.display()))?
+                } else {
+                    let mut file = create(&to)?;
+                    repo.export(hash, *len, &mut |piece| {
+                        file.write_all(piece).doing(|| format!("write {}", to.display()))
+                    })?;
+                    file
+                };
                 dress(&to, &file, &entry)?;
                 links.insert(*link, to);
             }

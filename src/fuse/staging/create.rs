@@ -2,7 +2,7 @@
 
 use super::attributes::set_mode;
 use super::backing::{Backing, committed_meanwhile};
-use super::handle::Handle;
+use super::handle::{Handle, stamp};
 use super::names::{self, errno};
 use super::ops::{Need, open_regular, regular};
 use super::repo::{absent, find};
@@ -39,15 +39,15 @@ impl Staging {
             id
         });
         let staging = self.clone();
-        let (wrote, killed, quiet) = (AtomicBool::new(fresh), Mutex::new(None), AtomicBool::new(false));
+        let opened = stamp(&file);
         Handle {
             staging,
             file,
             writer,
             tick,
-            wrote,
-            killed,
-            quiet,
+            wrote: AtomicBool::new(fresh || opened.0 == 0),
+            opened,
+            killed: Mutex::new(None),
         }
     }
 

@@ -10,9 +10,12 @@ use crate::fuse::attr::Attr;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What `status` says of a file that was written to while the disk was full.
+const FULL: &str = "the disk was full while it was being written";
 
 /// An open staged file. Dropping it is its RELEASE: what ends a writer.
 pub struct Handle {
@@ -22,15 +25,29 @@ pub struct Handle {
     pub(super) writer: Option<u64>,
     /// Milliseconds of the clock at the last write; shared with the register.
     pub(super) tick: Arc<AtomicU64>,
-    /// Whether what the file holds is this handle's work: opened with O_TRUNC or made new, or written to.
+    /// Whether what the file holds is this handle's work: opened with O_TRUNC or empty, or written to.
     pub(super) wrote: AtomicBool,
-    /// What was put on record when a process died holding it.
-    pub(super) killed: Mutex<Option<String>>,
-    /// Nothing was written since.
-    pub(super) quiet: AtomicBool,
+    /// What the file looked like when it was opened. The kernel may write to it by itself.
+    pub(super) opened: Stamp,
+    /// What was put on record when a process died holding it, and what the file looked like then.
+    pub(super) killed: Mutex<Option<(String, Stamp)>>,
+}
+
+/// What shows that a file was written to: length, and time of the last change in seconds and nanoseconds.
+pub(super) type Stamp = (u64, i64, i64);
+
+/// What a file looks like now.
+pub(super) fn stamp(file: &File) -> Stamp {
+    file.metadata()
+        .map_or((0, 0, 0), |m| (m.len(), m.mtime(), m.mtime_nsec()))
 }
 
 impl Handle {
+    /// The backing file.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Up to `len` bytes at `offset`, fewer only at the end of the file.
     pub fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
         read_at(&self.file, offset, len)
@@ -50,19 +67,27 @@ impl Handle {
     }
 
     /// A descriptor of the file was closed by process `pid`. A process that is dying by a signal leaves the file suspect,
-    /// unless another process that shares the handle goes on writing and closes it in peace.
+    /// unless another process that shares the handle goes on writing and closes it in peace. So does a full disk: a write that
+    /// failed in the kernel is not told to us.
     pub fn flush(&self, pid: u32) -> Result<()> {
-        if self.writer.is_none() || !self.wrote.load(Ordering::Acquire) {
+        if self.writer.is_none() {
             return Ok(());
         }
+        let now = stamp(&self.file);
+        if !self.wrote.load(Ordering::Acquire) && now == self.opened {
+            return Ok(());
+        }
+        if self.staging.disk_is_full() {
+            self.suspect(FULL.to_owned());
+        }
+        let mut killed = self.killed.lock();
         match torn::dying(pid) {
             Some(why) => {
-                self.quiet.store(true, Ordering::Release);
                 let noted = self.suspect(why.clone());
-                *self.killed.lock() = noted.then_some(why);
+                *killed = noted.then_some((why, now));
             }
-            None if !self.quiet.load(Ordering::Acquire) => {
-                if let Some(why) = self.killed.lock().take() {
+            None if killed.as_ref().is_some_and(|(_, then)| *then != now) => {
+                if let Some((why, _)) = killed.take() {
                     self.clear(|w| *w == why);
                 }
             }
@@ -142,12 +167,11 @@ impl Handle {
 
     fn touch(&self) {
         self.wrote.store(true, Ordering::Release);
-        self.quiet.store(false, Ordering::Release);
         self.tick
             .store(self.staging.clock.now().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Puts a suspicion on record, unless there is an older one.
+    /// Puts a suspicion on record, unless there is an older one. Whether it was new.
     fn suspect(&self, why: String) -> bool {
         let Some(id) = self.writer else { return false };
         let mut g = self.staging.lock();

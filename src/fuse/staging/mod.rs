@@ -10,6 +10,7 @@ mod commit;
 mod copyup;
 mod create;
 mod handle;
+mod lease;
 mod marks;
 mod names;
 mod ops;
@@ -22,6 +23,7 @@ mod start;
 mod state;
 mod status;
 mod torn;
+mod whole;
 
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,7 @@ pub use attributes::{SetAttr, SetTime};
 pub use handle::Handle;
 pub(super) use names::{path_text, text_path};
 pub use status::{EntryStatus, State, Status};
+pub(super) use whole::home_of;
 
 use super::attr::{Attr, FileKind};
 use crate::error::{Error, Kind, Result};
@@ -48,6 +51,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// The disk counts as full when one part in so many is left of it, within these bounds in bytes: as much as may be written and
+/// freed again between a write that fails and our look.
+const FULL_SHARE: u64 = 512;
+const FULL_AT_LEAST: u64 = 4 << 20;
+const FULL_AT_MOST: u64 = 128 << 20;
 
 /// How long an entry must be left alone before it is committed.
 #[derive(Clone, Copy, Debug)]
@@ -328,6 +337,14 @@ impl Staging {
             };
         }
         Ok(all.into_iter().collect())
+    }
+
+    /// Whether the disk has next to nothing left: what was written of late may be less than was meant to be.
+    fn disk_is_full(&self) -> bool {
+        self.statfs().is_ok_and(|s| {
+            let full = (s.f_blocks * s.f_frsize / FULL_SHARE).clamp(FULL_AT_LEAST, FULL_AT_MOST);
+            s.f_bavail * s.f_frsize < full
+        })
     }
 
     /// Space and inodes of the file system that staging is on.

@@ -4,7 +4,7 @@ use super::names;
 use crate::error::{Error, Kind, Result};
 use crate::id::{FileHash, NodeId, VersionId};
 use crate::store::{
-    CommitRequest, Committed, Confirm, Entry, EntryKind, Numbered, Probe, Store, Timestamp, Tree,
+    CommitRequest, Committed, Confirm, Entry, EntryKind, Numbered, Probe, Store, Timestamp, Tree, WholeFiles,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,6 +29,10 @@ pub(super) trait Repo: Send + Sync {
     fn tree(&self, id: &NodeId) -> Result<Arc<Tree>>;
     /// The bytes of a file in order, piece by piece.
     fn export(&self, hash: &FileHash, len: u64, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
+    /// The whole files of versions that are kept, if they are.
+    fn whole_files(&self) -> Option<&WholeFiles> {
+        None
+    }
     /// What a file on disk is by its structure.
     fn probe(&self, path: &Path) -> Result<Probe>;
     /// Makes a version, unless `confirm` says, once everything was read, that it should not be.
@@ -93,6 +97,10 @@ impl Repo for Store {
             at += piece.len() as u64;
         }
         Ok(())
+    }
+
+    fn whole_files(&self) -> Option<&WholeFiles> {
+        Store::whole_files(self)
     }
 
     fn probe(&self, path: &Path) -> Result<Probe> {

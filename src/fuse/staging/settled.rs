@@ -1,9 +1,9 @@
 //! One pass of the committer: what has settled, what belongs together, what must wait.
 
 use super::backing::{Look, kind_of};
-use super::marks::{Mark, Origin};
+use super::marks::Mark;
 use super::plan::{Member, divide, held_by, windows};
-use super::state::{Key, path_of};
+use super::state::{Key, Published, path_of};
 use super::status::at_and_why;
 use super::{Staging, names};
 use crate::error::{IoContext, Result};
@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// How soon what is still mapped is looked at again.
+const HELD: Duration = Duration::from_secs(1);
 
 /// An entry that may be due, as it was when the pass began.
 #[derive(Clone)]
@@ -25,7 +28,7 @@ pub(super) struct Candidate {
     thinned: bool,
     /// Not before this, after a failure.
     retry: Duration,
-    published: Option<(Look, Origin)>,
+    published: Option<Published>,
 }
 
 /// A candidate that was looked into.
@@ -155,8 +158,13 @@ impl Staging {
             Ok(look) => look,
             Err(e) => return next.at(self.failed(&c.key, &e)),
         };
-        if self.already(&c, &look) {
+        if self.still_held(&c, next) {
             return;
+        }
+        match self.already(&c, &look) {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(e) => return next.at(self.failed(&c.key, &e)),
         }
         if let Some(name) = &look.unfinished {
             return self.park(&c, format!("{}: its name marks unfinished work", name.display()));
@@ -197,12 +205,36 @@ impl Staging {
     }
 
     /// Whether just this content was published already, while a writer had it open: then it only has to be marked.
-    fn already(&self, c: &Candidate, look: &Look) -> bool {
-        let Some((then, origin)) = c.published.as_ref().filter(|(then, _)| !then.differs(look)) else {
+    fn already(&self, c: &Candidate, look: &Look) -> Result<bool> {
+        let Some(p) = c.published.as_ref().filter(|p| !p.look.differs(look)) else {
+            return Ok(false);
+        };
+        if p.held && !self.holds_version(&self.disk_path(&c.key), &p.origin)? {
+            return Ok(false);
+        }
+        self.finish(&c.key, &p.look, c.changed, &p.origin, false);
+        Ok(true)
+    }
+
+    /// Whether somebody can still write to the entry without our hearing of it; then it is looked at again later.
+    fn still_held(&self, c: &Candidate, next: &mut Next) -> bool {
+        let Some(file) = self.held(&c.key) else {
             return false;
         };
-        self.finish(&c.key, then, c.changed, origin);
+        log::debug!(
+            "{}: {} is still mapped",
+            names::show(&path_of(&c.key)),
+            file.display()
+        );
+        next.at(self.clock.now() + HELD);
         true
+    }
+
+    /// Whether the entry changed so lately that the next change may get the same time.
+    pub(super) fn just_changed(&self, look: &Look) -> bool {
+        let newest = Duration::from_nanos(u64::try_from(look.newest).unwrap_or(0));
+        let age = self.clock.wall().checked_sub(newest);
+        age.is_none_or(|age| age < Duration::from_millis(20))
     }
 
     /// A change that came past the mount (a mapping, say): then the entry is younger than it seemed. Says when it is due.
@@ -275,15 +307,26 @@ impl Staging {
 
     fn probe(&self, c: &Candidate, next: &mut Next) -> Option<Probed> {
         let path = self.disk_path(&c.key);
-        let looked = Look::at(&path, &mut |_| {}).and_then(|look| Ok((look, self.probe_file(&path)?)));
-        let (look, probe) = match looked {
+        if self.still_held(c, next) {
+            return None;
+        }
+        let looked = Look::at(&path, &mut |_| {}).and_then(|look| {
+            let already = self.already(c, &look)?;
+            let probe = if already {
+                Probe::default()
+            } else {
+                self.probe_file(&path)?
+            };
+            Ok((look, already, probe))
+        });
+        let (look, already, probe) = match looked {
             Ok(found) => found,
             Err(e) => {
                 next.at(self.failed(&c.key, &e));
                 return None;
             }
         };
-        if self.already(c, &look) {
+        if already {
             return None;
         }
         if let Some(later) = self.changed_behind(&c.key, &look, self.settle.files) {

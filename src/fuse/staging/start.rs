@@ -121,7 +121,7 @@ impl Staging {
             }
             Mark::Committed { ref origin } => {
                 if here {
-                    self.trash(&path)?;
+                    self.trash(&path, inner.number())?;
                 }
                 if !origin.gone.is_empty() {
                     inner

@@ -55,7 +55,18 @@ pub(super) struct Entry {
     /// Why it is not committed, and the generation of the branch in which that was found.
     pub parked: Option<(u64, String)>,
     /// What was published while writers still had it open.
-    pub published: Option<(Look, Origin)>,
+    pub published: Option<Published>,
+}
+
+/// A version that an entry became while it could still be written to.
+#[derive(Clone, Debug)]
+pub(super) struct Published {
+    /// What the files looked like.
+    pub look: Look,
+    /// The version.
+    pub origin: Origin,
+    /// Somebody had them mapped: what is written then may show in no time or size.
+    pub held: bool,
 }
 
 impl Entry {

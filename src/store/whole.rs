@@ -1,0 +1,433 @@
+//! Whole files of versions, kept in STORE/cache: what reads them need not be rebuilt, and the kernel can read them by itself.
+//!
+//! All of it is safe to delete at any time. A file here is only given out once its bytes were seen to be what its name says, in
+//! this process: what an earlier one left is hashed first, for a power loss may have eaten it.
+
+use super::FileView;
+use crate::error::{Error, IoContext, Kind, Result};
+use crate::id::{FileHash, FileHasher};
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Files smaller than this are rebuilt as fast as they are found here.
+const SMALLEST: u64 = 1 << 20;
+/// Of the file system, one part in so many is left free, at most [`RESERVE_LIMIT`] bytes.
+const RESERVE_SHARE: u64 = 20;
+const RESERVE_LIMIT: u64 = 8 << 30;
+/// Bytes hashed at a time.
+const STEP: usize = 1 << 20;
+
+/// A file by its contents: hash and length.
+pub type FileKey = (FileHash, u64);
+
+/// The directory of whole files, of which one process is in charge.
+pub struct WholeFiles {
+    dir: PathBuf,
+    quota: u64,
+    kept: Arc<Mutex<Kept>>,
+    _lock: OwnedFd,
+}
+
+#[derive(Default)]
+struct Kept {
+    files: HashMap<FileKey, One>,
+    bytes: u64,
+    next: u64,
+}
+
+struct One {
+    /// When it was last used, in uses of any.
+    used: u64,
+    /// Who has it open, each with where it reads it.
+    users: Vec<(u64, Option<Home>)>,
+    /// What it looked like when its bytes were known to be right; nothing while they are not.
+    proven: Option<Stamp>,
+    /// The only place that may take it away to change it: nobody else ever had the file.
+    home: Option<Home>,
+}
+
+/// Where in `staging/` a file is read.
+pub type Home = Arc<[u8]>;
+
+/// What changes when a file is written to.
+type Stamp = (u64, u64, i64, i64);
+
+fn stamp(m: &fs::Metadata) -> Stamp {
+    (m.ino(), m.len(), m.mtime(), m.mtime_nsec())
+}
+
+/// A whole file being used: until it is dropped, nobody changes it.
+pub struct Whole {
+    /// Open for reading.
+    pub file: File,
+    key: FileKey,
+    user: u64,
+    kept: Arc<Mutex<Kept>>,
+}
+
+impl Whole {
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.key.1
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.key.1 == 0
+    }
+
+    /// Up to `len` bytes at `offset`, fewer only at the end.
+    pub fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let left = usize::try_from(self.key.1.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let mut buf = vec![0; len.min(left)];
+        let what = || format!("read {} in the cache", self.key.0);
+        self.file.read_exact_at(&mut buf, offset).doing(what)?;
+        Ok(buf)
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        if let Some(one) = self.kept.lock().files.get_mut(&self.key) {
+            one.users.retain(|(user, _)| *user != self.user);
+        }
+    }
+}
+
+impl WholeFiles {
+    /// The files in `dir`, made if absent, to hold up to `quota` bytes. None if another process is in charge of it.
+    pub(super) fn open(dir: PathBuf, quota: u64) -> Result<Option<Self>> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+        made.doing(|| format!("make {}", dir.display()))?;
+        let path = dir.join("lock");
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let lock = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)
+            .doing(|| format!("open {}", path.display()))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            r => r.doing(|| format!("lock {}", path.display()))?,
+        }
+        let whole = WholeFiles {
+            dir,
+            quota,
+            kept: Arc::default(),
+            _lock: lock,
+        };
+        whole.take_stock()?;
+        Ok(Some(whole))
+    }
+
+    /// Finds what an earlier process left. What was half-built goes.
+    fn take_stock(&self) -> Result<()> {
+        let what = || format!("list {}", self.dir.display());
+        let mut found = Vec::new();
+        for e in fs::read_dir(&self.dir).doing(what)? {
+            let e = e.doing(what)?;
+            let name = e.file_name();
+            if name == "lock" {
+                continue;
+            }
+            let hash = name.to_str().and_then(|n| n.parse::<FileHash>().ok());
+            match (hash, e.metadata()) {
+                (Some(hash), Ok(m)) if m.is_file() => found.push((m.ctime(), (hash, m.len()))),
+                // Only what this program makes is removed.
+                _ if name.as_encoded_bytes().starts_with(b"new-") => remove(&e.path()),
+                _ => log::warn!("{} does not belong there", e.path().display()),
+            }
+        }
+        // A file's last change is when it was put here, which is the best that is known of its use.
+        found.sort_unstable();
+        let mut kept = self.kept.lock();
+        for (_, key) in found {
+            kept.add(key, None, None);
+        }
+        drop(kept);
+        self.make_room(0, None);
+        Ok(())
+    }
+
+    /// Bytes kept.
+    pub fn bytes(&self) -> u64 {
+        self.kept.lock().bytes
+    }
+
+    /// The most bytes that are kept.
+    pub fn quota(&self) -> u64 {
+        self.quota
+    }
+
+    /// Whether a file of this length is worth keeping at all.
+    pub fn fits(&self, len: u64) -> bool {
+        (SMALLEST..=self.quota).contains(&len)
+    }
+
+    /// The file, if it is here and was proven right; counts as a use. `home` is where in `staging/` it is going to be read.
+    pub fn get(&self, key: &FileKey, home: Option<&Home>) -> Option<Whole> {
+        let mut kept = self.kept.lock();
+        let (next, path) = (kept.number(), self.path(key));
+        let one = kept.files.get_mut(key)?;
+        let proven = one.proven?;
+        let opened = open_read(&path).and_then(|f| Ok((stamp(&f.metadata()?), f)));
+        match opened {
+            Ok((now, file)) if now == proven => {
+                one.used = next;
+                one.users.push((next, home.cloned()));
+                Some(Whole {
+                    file,
+                    key: *key,
+                    user: next,
+                    kept: self.kept.clone(),
+                })
+            }
+            // Somebody removed it, or changed it past us.
+            Ok(_) => {
+                one.proven = None;
+                None
+            }
+            Err(_) => {
+                kept.forget(key);
+                None
+            }
+        }
+    }
+
+    /// Whether the file is here, proven or not.
+    pub fn has(&self, key: &FileKey) -> bool {
+        self.kept.lock().files.contains_key(key)
+    }
+
+    /// Keeps the file at `path` by moving it here, if there is room; it must hold just these bytes, and nobody may have it open
+    /// for writing. Only `home` may [`take`](Self::take) it back. Whether it was moved.
+    pub fn adopt(&self, key: &FileKey, path: &Path, home: Home) -> bool {
+        if let Some(one) = self.kept.lock().files.get_mut(key)
+            && one.proven.is_some()
+        {
+            // Who has the file that is here open is no longer known by its home.
+            one.home = None;
+            return false;
+        }
+        let alone = |m: &fs::Metadata| m.is_file() && m.nlink() == 1 && m.len() == key.1;
+        if !self.fits(key.1)
+            || !fs::symlink_metadata(path).is_ok_and(|m| alone(&m))
+            || !self.make_room(key.1, Some(key))
+        {
+            return false;
+        }
+        self.put(key, path, Some(home))
+    }
+
+    fn put(&self, key: &FileKey, path: &Path, home: Option<Home>) -> bool {
+        let to = self.path(key);
+        let mut kept = self.kept.lock();
+        let done = fs::rename(path, &to).and_then(|()| fs::symlink_metadata(&to));
+        match done {
+            Ok(m) => kept.add(*key, Some(stamp(&m)), home),
+            Err(e) => log::warn!("{}: not kept: {e}", path.display()),
+        }
+        kept.files.contains_key(key)
+    }
+
+    /// Moves the file away to `to`, to be changed there, if it came from `home` and nobody reads it elsewhere. Whether it was moved.
+    pub fn take(&self, key: &FileKey, home: &[u8], to: &Path) -> bool {
+        let mut kept = self.kept.lock();
+        let own = |h: &Option<Home>| h.as_deref() == Some(home);
+        let Some(one) = kept.files.get(key) else {
+            return false;
+        };
+        let path = self.path(key);
+        let whole =
+            one.proven.is_some() && fs::symlink_metadata(&path).ok().as_ref().map(stamp) == one.proven;
+        if !whole || !own(&one.home) || !one.users.iter().all(|(_, h)| own(h)) || to.exists() {
+            return false;
+        }
+        match fs::rename(&path, to) {
+            Ok(()) => {
+                kept.forget(key);
+                true
+            }
+            Err(e) => {
+                log::warn!("{}: not taken back: {e}", path.display());
+                false
+            }
+        }
+    }
+
+    /// Writes the file here, rebuilt from its version and checked against its hash, or proves the one that is here already.
+    /// `go_on` is asked now and then. Whether it is here now; it is not if there is no room.
+    pub fn build(&self, key: &FileKey, view: &FileView, go_on: &dyn Fn() -> bool) -> Result<bool> {
+        let stopped = || Error::new(Kind::Stopped, "the mount is ending");
+        match self.kept.lock().files.get(key).map(|one| one.proven.is_some()) {
+            Some(true) => return Ok(true),
+            Some(false) => {}
+            None if !self.fits(key.1) || !self.make_room(key.1, Some(key)) => return Ok(false),
+            None => {}
+        }
+        if self.has(key) && self.prove(key, go_on)? {
+            return Ok(true);
+        }
+        let number = self.kept.lock().number();
+        let new = self.dir.join(format!("new-{number}"));
+        let done = (|| {
+            let file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&new);
+            let mut out = Hashing {
+                file: file.doing(|| format!("create {}", new.display()))?,
+                hasher: FileHasher::default(),
+            };
+            view.copy_to(0..key.1, &mut out, &mut |_| {
+                if go_on() { Ok(()) } else { Err(stopped()) }
+            })?;
+            match out.hasher.finish() == key.0 {
+                true => Ok(()),
+                false => Err(Error::damage(format!(
+                    "file {} is rebuilt with another hash",
+                    key.0
+                ))),
+            }
+        })();
+        if let Err(e) = done {
+            remove(&new);
+            return Err(e);
+        }
+        Ok(self.put(key, &new, None))
+    }
+
+    /// Hashes a file that was here before.
+    fn prove(&self, key: &FileKey, go_on: &dyn Fn() -> bool) -> Result<bool> {
+        let path = self.path(key);
+        let hashed = (|| {
+            let mut file = open_read(&path)?;
+            let before = stamp(&file.metadata()?);
+            let (mut hasher, mut buf) = (FileHasher::default(), vec![0; STEP]);
+            loop {
+                match file.read(&mut buf)? {
+                    _ if !go_on() => return Ok((None, before)),
+                    0 => break,
+                    n => hasher.update(&buf[..n]),
+                }
+            }
+            let same = before == stamp(&file.metadata()?);
+            std::io::Result::Ok((Some(hasher.finish()).filter(|_| same), before))
+        })();
+        let mut kept = self.kept.lock();
+        match (hashed, kept.files.get_mut(key)) {
+            (Ok((Some(hash), stamp)), Some(one)) if hash == key.0 => {
+                one.proven = Some(stamp);
+                return Ok(true);
+            }
+            _ if !go_on() => return Err(Error::new(Kind::Stopped, "the mount is ending")),
+            (Ok(_), Some(one)) if !one.users.is_empty() => return Ok(false),
+            _ => {}
+        }
+        log::info!("{} did not survive and is made anew", path.display());
+        remove(&path);
+        kept.forget(key);
+        Ok(false)
+    }
+
+    /// Drops files until the quota and the disk have room for `len` more bytes. What is being read would free nothing, so it stays.
+    fn make_room(&self, len: u64, but: Option<&FileKey>) -> bool {
+        let mut kept = self.kept.lock();
+        loop {
+            if kept.bytes.saturating_add(len) <= self.quota && self.disk_has(len) {
+                return true;
+            }
+            let idle = kept
+                .files
+                .iter()
+                .filter(|(k, one)| one.users.is_empty() && Some(*k) != but);
+            let Some(oldest) = idle.min_by_key(|(_, one)| one.used).map(|(k, _)| *k) else {
+                return false;
+            };
+            remove(&self.path(&oldest));
+            kept.forget(&oldest);
+        }
+    }
+
+    /// Gives space back if the disk is filling up.
+    pub fn yield_space(&self) {
+        self.make_room(0, None);
+    }
+
+    /// Whether so many bytes leave enough of the disk free.
+    fn disk_has(&self, len: u64) -> bool {
+        let Ok(s) = rustix::fs::statvfs(&self.dir) else {
+            return false;
+        };
+        let reserve = (s.f_blocks * s.f_frsize / RESERVE_SHARE).min(RESERVE_LIMIT);
+        s.f_bavail * s.f_frsize >= reserve.saturating_add(len)
+    }
+
+    fn path(&self, key: &FileKey) -> PathBuf {
+        self.dir.join(key.0.to_string())
+    }
+}
+
+impl Kept {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn add(&mut self, key: FileKey, proven: Option<Stamp>, home: Option<Home>) {
+        let used = self.number();
+        let users = Vec::new();
+        let one = One {
+            used,
+            users,
+            proven,
+            home,
+        };
+        if self.files.insert(key, one).is_none() {
+            self.bytes += key.1;
+        }
+    }
+
+    fn forget(&mut self, key: &FileKey) {
+        if self.files.remove(key).is_some() {
+            self.bytes -= key.1;
+        }
+    }
+}
+
+/// Hashes what is written.
+struct Hashing {
+    file: File,
+    hasher: FileHasher,
+}
+
+impl Write for Hashing {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        let n = self.file.write(buf)?;
+        self.hasher.update(&buf[..n]);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn open_read(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+}
+
+fn remove(path: &Path) {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => log::warn!("remove {}: {e}", path.display()),
+        _ => {}
+    }
+}
