@@ -15,7 +15,7 @@ pub use crate::verify::{Damage, Report};
 pub use diff::{Diff, TensorDiff};
 pub use file::{FileView, TensorInfo, TensorPaths, View};
 pub use stats::{BranchStats, CodecStats, Stats};
-pub use whole::{FileKey, Home, Whole, WholeFiles};
+pub use whole::{FileKey, Home, Warmed, Whole, WholeFiles, disk_is_full};
 
 use crate::cache::ByteLru;
 use crate::commit::{self, Parts};

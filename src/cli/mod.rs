@@ -18,6 +18,7 @@ mod tag;
 mod tensors;
 mod umount;
 mod verify;
+mod warm;
 
 use crate::error::{Error, Kind, Result};
 use crate::store::{Options, Store};
@@ -48,6 +49,7 @@ enum Verb {
     Mount(mount::Args),
     Umount(umount::Args),
     Status(status::Args),
+    Warm(warm::Args),
     Commit(commit::Args),
     Log(log::Args),
     Branch(branch::Args),
@@ -145,6 +147,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Mount(a) => mount::run(&context, &a),
         Verb::Umount(a) => umount::run(&a),
         Verb::Status(a) => status::run(&context, &a),
+        Verb::Warm(a) => warm::run(&context, &a),
         Verb::Commit(a) => commit::run(&context, &a),
         Verb::Log(a) => log::run(&context, &a),
         Verb::Branch(a) => branch::run(&context, &a),

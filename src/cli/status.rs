@@ -54,9 +54,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         show::table(&rows, &[1])
     };
     text += &format!(
-        "cache {} of {}, memory {}\n",
+        "rebuilt chunks {} of {}, whole files {} of {}, memory {}\n",
         number("cached_bytes"),
         number("cache_limit"),
+        number("whole_bytes"),
+        number("whole_limit"),
         number("resident_bytes")
     );
     if entries

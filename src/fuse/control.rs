@@ -155,10 +155,16 @@ fn respond(request: &Value, staging: &Staging) -> Result<Value> {
                 "bytes": done.bytes, "stored": done.stored, "links_outside": done.links_outside,
             }))
         }
+        Some("warm") => {
+            let what = word("what").ok_or_else(|| Error::new(Kind::Usage, "warm needs a REV or REV:PATH"))?;
+            let mut done = json!(staging.warm(what)?);
+            done["ok"] = json!(true);
+            Ok(done)
+        }
         Some("drain") => Ok(json!({"ok": true, "left": staging.drain(DRAIN)?})),
         _ => Err(Error::new(
             Kind::Usage,
-            "a request says \"do\": \"status\", \"commit\" or \"drain\"",
+            "a request says \"do\": \"status\", \"commit\", \"warm\" or \"drain\"",
         )),
     }
 }
@@ -184,7 +190,7 @@ fn failure(e: &Error) -> Value {
 }
 
 /// Asks the owner of the staging area of the store at `store`: `{"do":"status"}`,
-/// `{"do":"commit","path":"BRANCH/ENTRY","message":"…"}` or `{"do":"drain"}`. An answer that is an error comes back as that
+/// `{"do":"commit","path":"BRANCH/ENTRY","message":"…"}`, `{"do":"warm","what":"REV:PATH"}` or `{"do":"drain"}`. An answer that is an error comes back as that
 /// error; `NotFound` if nobody owns the staging area.
 pub fn ask(store: &Path, request: &Value) -> Result<Value> {
     let path = store.join("staging/control.sock");

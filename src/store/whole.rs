@@ -3,11 +3,12 @@
 //! All of it is safe to delete at any time. A file here is only given out once its bytes were seen to be what its name says, in
 //! this process: what an earlier one left is hashed first, for a power loss may have eaten it.
 
-use super::FileView;
+use super::{EntryKind, FileView, Store};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::id::{FileHash, FileHasher};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags};
+use serde::Serialize;
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{Read, Write};
@@ -15,12 +16,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Files smaller than this are rebuilt as fast as they are found here.
 const SMALLEST: u64 = 1 << 20;
 /// Of the file system, one part in so many is left free, at most [`RESERVE_LIMIT`] bytes.
 const RESERVE_SHARE: u64 = 20;
 const RESERVE_LIMIT: u64 = 8 << 30;
+/// The disk counts as full when one part in so many is left of it, within these bounds in bytes: as much as may be written and
+/// freed again between a write that fails and a look at the disk.
+const FULL_SHARE: u64 = 512;
+const FULL_AT_LEAST: u64 = 4 << 20;
+const FULL_AT_MOST: u64 = 128 << 20;
 /// Bytes hashed at a time.
 const STEP: usize = 1 << 20;
 
@@ -32,6 +39,8 @@ pub struct WholeFiles {
     dir: PathBuf,
     quota: u64,
     kept: Arc<Mutex<Kept>>,
+    /// Files that were dropped because the disk was full.
+    rescues: AtomicU64,
     _lock: OwnedFd,
 }
 
@@ -101,6 +110,51 @@ impl Drop for Whole {
     }
 }
 
+/// What became of a wish to keep files whole.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Warmed {
+    /// Files that were named.
+    pub files: u64,
+    /// Of them, those that lie whole in the cache.
+    pub kept: u64,
+    /// Bytes of those.
+    pub bytes: u64,
+    /// Too small to be worth it.
+    pub small: u64,
+}
+
+impl Store {
+    /// Keeps the files that REV or REV:PATH names whole, as far as there is room and as long as `go_on` says so.
+    ///
+    /// Errors: `Unsupported` if this process keeps no whole files.
+    pub fn warm(&self, what: &str, go_on: &dyn Fn() -> bool) -> Result<Warmed> {
+        let none = || {
+            Error::new(
+                Kind::Unsupported,
+                "the mount keeps no files whole (`zspace mount --cache 0`?)",
+            )
+        };
+        let whole = self.whole_files().ok_or_else(none)?;
+        let mut done = Warmed::default();
+        for (_, entry) in self.select(what)? {
+            let EntryKind::File { hash, len, .. } = entry.kind else {
+                continue;
+            };
+            done.files += 1;
+            if len < SMALLEST {
+                done.small += 1;
+                continue;
+            }
+            let view = self.file(&hash, len)?;
+            if whole.build(&(hash, len), &view, go_on)? {
+                done.kept += 1;
+                done.bytes += len;
+            }
+        }
+        Ok(done)
+    }
+}
+
 impl WholeFiles {
     /// The files in `dir`, made if absent, to hold up to `quota` bytes. None if another process is in charge of it.
     pub(super) fn open(dir: PathBuf, quota: u64) -> Result<Option<Self>> {
@@ -118,6 +172,7 @@ impl WholeFiles {
             dir,
             quota,
             kept: Arc::default(),
+            rescues: AtomicU64::new(0),
             _lock: lock,
         };
         whole.take_stock()?;
@@ -349,9 +404,17 @@ impl WholeFiles {
             let Some(oldest) = idle.min_by_key(|(_, one)| one.used).map(|(k, _)| *k) else {
                 return false;
             };
+            if disk_is_full(&self.dir) {
+                self.rescues.fetch_add(1, Ordering::Relaxed);
+            }
             remove(&self.path(&oldest));
             kept.forget(&oldest);
         }
+    }
+
+    /// How many files were dropped because the disk was full, so that it is no longer.
+    pub fn rescues(&self) -> u64 {
+        self.rescues.load(Ordering::Relaxed)
     }
 
     /// Gives space back if the disk is filling up.
@@ -416,6 +479,14 @@ impl Write for Hashing {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+/// Whether the disk that `dir` is on has next to nothing left: what was written of late may be less than was meant to be.
+pub fn disk_is_full(dir: &Path) -> bool {
+    rustix::fs::statvfs(dir).is_ok_and(|s| {
+        let full = (s.f_blocks * s.f_frsize / FULL_SHARE).clamp(FULL_AT_LEAST, FULL_AT_MOST);
+        s.f_bavail * s.f_frsize < full
+    })
 }
 
 fn open_read(path: &Path) -> std::io::Result<File> {

@@ -7,6 +7,7 @@ use super::names::errno;
 use super::{Staging, torn};
 use crate::error::{Error, IoContext, Result};
 use crate::fuse::attr::Attr;
+use crate::store::disk_is_full;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use std::fs::File;
@@ -29,6 +30,8 @@ pub struct Handle {
     pub(super) wrote: AtomicBool,
     /// What the file looked like when it was opened. The kernel may write to it by itself.
     pub(super) opened: Stamp,
+    /// How often the cache had made room on a full disk by then.
+    pub(super) rescues: u64,
     /// What was put on record when a process died holding it, and what the file looked like then.
     pub(super) killed: Mutex<Option<(String, Stamp)>>,
 }
@@ -77,7 +80,7 @@ impl Handle {
         if !self.wrote.load(Ordering::Acquire) && now == self.opened {
             return Ok(());
         }
-        if self.staging.disk_is_full() {
+        if disk_is_full(&self.staging.dir) || self.staging.rescues() != self.rescues {
             self.suspect(FULL.to_owned());
         }
         let mut killed = self.killed.lock();

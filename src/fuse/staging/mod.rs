@@ -36,7 +36,7 @@ pub(super) use whole::home_of;
 
 use super::attr::{Attr, FileKind};
 use crate::error::{Error, Kind, Result};
-use crate::store::{Entry, EntryKind, Numbered, Store};
+use crate::store::{Entry, EntryKind, Numbered, Store, WholeFiles};
 use backing::{Backing, attr_of};
 use clock::{Clock, SystemClock};
 use marks::{Mark, Marks};
@@ -51,12 +51,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-/// The disk counts as full when one part in so many is left of it, within these bounds in bytes: as much as may be written and
-/// freed again between a write that fails and our look.
-const FULL_SHARE: u64 = 512;
-const FULL_AT_LEAST: u64 = 4 << 20;
-const FULL_AT_MOST: u64 = 128 << 20;
 
 /// How long an entry must be left alone before it is committed.
 #[derive(Clone, Copy, Debug)]
@@ -339,12 +333,9 @@ impl Staging {
         Ok(all.into_iter().collect())
     }
 
-    /// Whether the disk has next to nothing left: what was written of late may be less than was meant to be.
-    fn disk_is_full(&self) -> bool {
-        self.statfs().is_ok_and(|s| {
-            let full = (s.f_blocks * s.f_frsize / FULL_SHARE).clamp(FULL_AT_LEAST, FULL_AT_MOST);
-            s.f_bavail * s.f_frsize < full
-        })
+    /// How often the cache of whole files made room on a full disk.
+    fn rescues(&self) -> u64 {
+        self.repo.whole_files().map_or(0, WholeFiles::rescues)
     }
 
     /// Space and inodes of the file system that staging is on.

@@ -4,7 +4,8 @@ use super::names;
 use crate::error::{Error, Kind, Result};
 use crate::id::{FileHash, NodeId, VersionId};
 use crate::store::{
-    CommitRequest, Committed, Confirm, Entry, EntryKind, Numbered, Probe, Store, Timestamp, Tree, WholeFiles,
+    CommitRequest, Committed, Confirm, Entry, EntryKind, Numbered, Probe, Store, Timestamp, Tree, Warmed,
+    WholeFiles,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub(super) trait Repo: Send + Sync {
     fn whole_files(&self) -> Option<&WholeFiles> {
         None
     }
+    /// Has the files that REV or REV:PATH names kept whole, as long as `go_on` says so.
+    fn warm(&self, what: &str, go_on: &dyn Fn() -> bool) -> Result<Warmed>;
     /// What a file on disk is by its structure.
     fn probe(&self, path: &Path) -> Result<Probe>;
     /// Makes a version, unless `confirm` says, once everything was read, that it should not be.
@@ -101,6 +104,10 @@ impl Repo for Store {
 
     fn whole_files(&self) -> Option<&WholeFiles> {
         Store::whole_files(self)
+    }
+
+    fn warm(&self, what: &str, go_on: &dyn Fn() -> bool) -> Result<Warmed> {
+        Store::warm(self, what, go_on)
     }
 
     fn probe(&self, path: &Path) -> Result<Probe> {

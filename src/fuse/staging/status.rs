@@ -4,6 +4,7 @@ use super::backing::Look;
 use super::state::{Inner, Key, path_of};
 use super::{Guard, Staging, names};
 use crate::error::{Error, Kind, Result};
+use crate::store::WholeFiles;
 use serde::Serialize;
 
 /// The state of the staging area.
@@ -15,6 +16,10 @@ pub struct Status {
     pub cached_bytes: u64,
     /// The most that may be there.
     pub cache_limit: u64,
+    /// Bytes of whole files in STORE/cache.
+    pub whole_bytes: u64,
+    /// The most that may be there.
+    pub whole_limit: u64,
     /// Memory that this process occupies.
     pub resident_bytes: u64,
 }
@@ -89,8 +94,11 @@ impl Staging {
             state,
             writers,
         });
+        let whole = self.repo.whole_files();
         Ok(Status {
             entries: shown.collect(),
+            whole_bytes: whole.map_or(0, WholeFiles::bytes),
+            whole_limit: whole.map_or(0, WholeFiles::quota),
             cached_bytes: self.repo.cached_bytes(),
             cache_limit: self.repo.cache_limit(),
             resident_bytes: resident().unwrap_or(0),

@@ -9,7 +9,7 @@ use super::state::{Key, path_of};
 use super::{Staging, lease};
 use crate::error::{IoContext, Result};
 use crate::id::FileHasher;
-use crate::store::{EntryKind, FileKey, Home};
+use crate::store::{EntryKind, FileKey, Home, Warmed};
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
@@ -36,6 +36,11 @@ impl Staging {
         if let Err(e) = kept {
             log::debug!("{}: not kept whole: {e}", names::show(&path_of(key)));
         }
+    }
+
+    /// Has the files that REV or REV:PATH names kept whole.
+    pub(crate) fn warm(&self, what: &str) -> Result<Warmed> {
+        self.repo.warm(what, &|| !self.lock().stopping)
     }
 
     /// Whether the files at `at` hold what the entry's version has.

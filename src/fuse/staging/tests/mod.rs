@@ -11,7 +11,9 @@ use super::repo::Repo;
 use super::{EntryStatus, Handle, Located, Settle, Staging, State};
 use crate::error::{Error, Kind, Result};
 use crate::id::{FileHash, FileHasher, NodeId, VersionId};
-use crate::store::{Committed, Confirm, Entry, EntryKind, Numbered, Options, Probe, Store, Timestamp, Tree};
+use crate::store::{
+    Committed, Confirm, Entry, EntryKind, Numbered, Options, Probe, Store, Timestamp, Tree, Warmed,
+};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -101,6 +103,10 @@ impl Repo for FakeRepo {
 
     fn cached_bytes(&self) -> u64 {
         0
+    }
+
+    fn warm(&self, _what: &str, _go_on: &dyn Fn() -> bool) -> Result<Warmed> {
+        Ok(Warmed::default())
     }
 
     fn cache_limit(&self) -> u64 {
