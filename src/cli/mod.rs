@@ -5,10 +5,12 @@ mod cat;
 mod commit;
 mod diff;
 mod export;
+mod helper;
 mod init;
 mod log;
 mod ls;
 mod mount;
+mod notify;
 mod repack;
 mod show;
 mod signals;
@@ -112,6 +114,11 @@ impl Context {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    let args: Vec<_> = std::env::args_os().collect();
+    if helper::is_called(&args) {
+        start_log("warn");
+        return helper::main(&args);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
@@ -128,8 +135,7 @@ pub fn main() -> ExitCode {
         1 => "info",
         _ => "debug",
     };
-    let filter = env_logger::Env::new().filter_or("ZSPACE_LOG", format!("zspace={level}"));
-    env_logger::Builder::from_env(filter).format_target(false).init();
+    start_log(level);
     match run(cli) {
         Ok(code) => code,
         Err(e) if e.errno() == libc::EPIPE => ExitCode::SUCCESS,
@@ -138,6 +144,12 @@ pub fn main() -> ExitCode {
             ExitCode::from(e.kind().exit_code())
         }
     }
+}
+
+/// Messages of this level go to standard error, or those that `$ZSPACE_LOG` asks for.
+fn start_log(level: &str) {
+    let filter = env_logger::Env::new().filter_or("ZSPACE_LOG", format!("zspace={level}"));
+    env_logger::Builder::from_env(filter).format_target(false).init();
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {

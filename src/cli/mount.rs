@@ -1,6 +1,6 @@
 //! `zspace mount`
 
-use super::{Context, show};
+use super::{Context, notify, show};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::fuse::{self, MountOptions};
 use crate::store::{Options, Store};
@@ -14,15 +14,16 @@ use std::time::Duration;
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The mount point, made if absent
-    mnt: PathBuf,
+    pub(super) mnt: PathBuf,
     /// Seconds that a staged file must be left alone before it is committed
     #[arg(long, value_name = "S", default_value = "2", value_parser = parse_seconds)]
-    settle: Duration,
+    pub(super) settle: Duration,
     /// Seconds that a staged directory must be left alone before it is committed
     #[arg(long, value_name = "S", default_value = "10", value_parser = parse_seconds)]
-    settle_dir: Duration,
+    pub(super) settle_dir: Duration,
     /// Memory for rebuilt chunks, in bytes or with K, M, G
     #[arg(long, value_name = "N", default_value = "256M", value_parser = show::parse_size)]
+<<<<<<< HEAD
     memory: u64,
     /// Disk space for files kept whole (STORE/cache), in bytes or with K, M, G; 0: none
     #[arg(long, value_name = "N", default_value = "8G", value_parser = show::parse_size)]
@@ -30,18 +31,42 @@ pub(super) struct Args {
     /// Read and write every file through zspace, also where the kernel could do it by itself
     #[arg(long)]
     no_passthrough: bool,
+=======
+    pub(super) memory: u64,
+>>>>>>> 3c3a673db52dca364604755a52ae11eca9026570
     /// Let other users in
     #[arg(long)]
-    allow_other: bool,
+    pub(super) allow_other: bool,
     /// Take no writes
     #[arg(long)]
-    read_only: bool,
+    pub(super) read_only: bool,
+    /// Let no program in it be run
+    #[arg(long = "noexec")]
+    pub(super) no_exec: bool,
     /// Return as soon as the mount is usable, and serve it in the background (log: mount.log in the store)
     #[arg(long)]
-    daemon: bool,
+    pub(super) daemon: bool,
     /// Is the background process that `--daemon` started
     #[arg(long, hide = true, conflicts_with = "daemon")]
     background: bool,
+}
+
+impl Args {
+    /// A mount in the background, all else as it is unless told otherwise.
+    pub(super) fn background_of(mnt: PathBuf) -> Self {
+        let usual = MountOptions::default();
+        Args {
+            mnt,
+            settle: usual.settle,
+            settle_dir: usual.settle_dir,
+            memory: Options::default().memory,
+            allow_other: false,
+            read_only: false,
+            no_exec: false,
+            daemon: true,
+            background: false,
+        }
+    }
 }
 
 /// What the background process prints once the mount is usable.
@@ -71,8 +96,12 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
         settle_dir: args.settle_dir,
         allow_other: args.allow_other,
         read_only: args.read_only,
+<<<<<<< HEAD
         cache: args.cache,
         passthrough: !args.no_passthrough,
+=======
+        no_exec: args.no_exec,
+>>>>>>> 3c3a673db52dca364604755a52ae11eca9026570
         ..MountOptions::default()
     };
     let background = args.background;
@@ -81,7 +110,8 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
         rustix::process::setsid().doing(|| "start a session".into())?;
         rustix::process::chdir("/").doing(|| "go to /".into())?;
     }
-    fuse::mount(store, &mnt, &options, move || {
+    let served = fuse::mount(store, &mnt, &options, move || {
+        notify::tell("READY=1");
         if background {
             let _ = show::print(&format!("{READY}\n"));
             let detached = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty());
@@ -89,7 +119,9 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
                 log::warn!("cannot leave standard output: {e}");
             }
         }
-    })
+    });
+    notify::tell("STOPPING=1");
+    served
 }
 
 /// Starts this program again in the background and waits until its mount is usable.
@@ -110,6 +142,7 @@ fn start(context: &Context, args: &Args) -> Result<()> {
         }
         Err(e) => return Err(Error::io(log.display().to_string(), e)),
     };
+    // Not by its name, which may be that of a link.
     let program = std::env::current_exe().doing(|| "find this program".into())?;
     let seconds = |d: Duration| d.as_secs_f64().to_string();
     let mut command = Command::new(program);
@@ -132,6 +165,7 @@ fn start(context: &Context, args: &Args) -> Result<()> {
             ("--no-passthrough", args.no_passthrough),
             ("--allow-other", args.allow_other),
             ("--read-only", args.read_only),
+            ("--noexec", args.no_exec),
         ]
         .iter()
         .filter(|o| o.1)
@@ -160,6 +194,9 @@ fn start(context: &Context, args: &Args) -> Result<()> {
         if line == READY {
             return Ok(());
         }
+        if !said.is_empty() {
+            said.push('\n');
+        }
         said += &line;
     }
     let status = child.wait().doing(|| "wait for the background process".into())?;
@@ -181,7 +218,7 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).doing(|| path.display().to_string())
 }
 
-fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
+pub(super) fn parse_seconds(text: &str) -> std::result::Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|_| "write a number of seconds, not negative".into())
 }

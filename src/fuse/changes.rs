@@ -122,6 +122,13 @@ impl Files {
         if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) != 0 {
             return Err(os(libc::EINVAL, "no such kind of rename here"));
         }
+        {
+            // Bringing a committed entry back takes as long as reading it: meanwhile nobody else may have to wait for a name.
+            let _names = self.names.read();
+            let source = self.staged_child(from.0, from.1)?;
+            let target = self.staged_child(to.0, to.1)?;
+            self.staging.prepare_rename(&source, &target, flags)?;
+        }
         let _names = self.names.write();
         let source = self.staged_child(from.0, from.1)?;
         let target = self.staged_child(to.0, to.1)?;

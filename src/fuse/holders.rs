@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 /// Processes named in a message; more are counted.
 const SHOWN: usize = 8;
 
-/// Processes that use something below `mnt`, one line each: number, program, what it uses. Only those that this user may look at.
+/// What keeps `mnt` busy, one line each: other mounts inside it, and processes (number, program, what it uses) that this user may
+/// look at.
 pub(super) fn holders(mnt: &Path) -> Vec<String> {
-    let mut lines = Vec::new();
+    let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let mut lines = inside(&mounts, mnt);
     let mut more = 0usize;
     let own = std::process::id();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -41,6 +43,38 @@ pub(super) fn holders(mnt: &Path) -> Vec<String> {
     lines
 }
 
+/// Mounts that lie inside `mnt`, from what /proc tells of all mounts.
+fn inside(mountinfo: &[u8], mnt: &Path) -> Vec<String> {
+    let places = mountinfo.split(|b| *b == b'\n').filter_map(|line| {
+        let place = line.split(|b| *b == b' ').nth(4)?;
+        Some(PathBuf::from(OsStr::from_bytes(&unescaped(place))))
+    });
+    places
+        .filter(|p| p.starts_with(mnt) && p != mnt)
+        .map(|p| format!("{} is mounted inside it", p.display()))
+        .collect()
+}
+
+/// A path of /proc, where blanks and backslashes are written as octal numbers.
+fn unescaped(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut rest = text;
+    while let Some((first, after)) = rest.split_first() {
+        let number = after.get(..3).and_then(|d| std::str::from_utf8(d).ok());
+        match number.and_then(|d| u8::from_str_radix(d, 8).ok()) {
+            Some(byte) if *first == b'\\' => {
+                out.push(byte);
+                rest = &after[3..];
+            }
+            _ => {
+                out.push(*first);
+                rest = after;
+            }
+        }
+    }
+    out
+}
+
 /// What a process uses below `mnt`: its directory or program, an open file, a mapping.
 fn uses(process: &Path, mnt: &Path) -> Option<PathBuf> {
     let below = |p: PathBuf| p.starts_with(mnt).then_some(p);
@@ -65,6 +99,15 @@ fn uses(process: &Path, mnt: &Path) -> Option<PathBuf> {
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn finds_mounts_inside() {
+        let mountinfo = b"1 0 0:1 / / rw - ext4 d rw\n2 1 0:2 / /a\\040b rw - fuse s rw\n3 2 0:3 / /a\\040b/c rw - tmpfs t rw\n";
+        assert_eq!(
+            inside(mountinfo, Path::new("/a b")),
+            ["/a b/c is mounted inside it"]
+        );
+    }
 
     #[test]
     fn finds_a_process_by_its_directory() {

@@ -1,23 +1,20 @@
 //! Mounting and unmounting: from a store and an empty directory to a served mount, and back.
 
+use super::attach::attach;
 use super::control::{self, Control};
 use super::door::DoorFs;
 use super::files::Files;
-use super::holders::holders;
 use super::staging::{Settle, Staging};
+use super::unmount::{END, clear_dead, is_dead, take_away, xattr};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::store::{Store, Timestamp};
-use fuser::{Config, MountOption, Session, SessionACL};
+use fuser::{Config, Session, SessionACL};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, unmount as sys_unmount};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -26,10 +23,6 @@ const EVENT_THREADS: usize = 2;
 /// The kernel's readahead of a file, in KiB. More would help sequential reads little and make the page faults of a scattered
 /// reader rebuild more than it wants.
 const READAHEAD_KIB: u32 = 4096;
-/// Dead mounts on one mount point that are cleared before giving up.
-const DEAD: usize = 16;
-/// How long `unmount` waits for the process behind a mount to end.
-const END: Duration = Duration::from_secs(60);
 
 /// How a mount behaves.
 #[derive(Clone, Debug)]
@@ -42,6 +35,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Take no writes: `staging/` only shows what is there.
     pub read_only: bool,
+    /// Let no program in it be run.
+    pub no_exec: bool,
     /// Threads that serve reads.
     pub threads: usize,
     /// Bytes of whole files to keep in STORE/cache; 0: none.
@@ -57,6 +52,7 @@ impl Default for MountOptions {
             settle_dir: Duration::from_secs(10),
             allow_other: false,
             read_only: false,
+            no_exec: false,
             threads: std::thread::available_parallelism().map_or(4, usize::from),
             cache: 8 << 30,
             passthrough: true,
@@ -105,16 +101,14 @@ pub fn mount(
     files.warm.start()?;
     let door = DoorFs::new(files.clone(), options.threads, options.passthrough)?;
     let alone = only_here(&mnt)?;
-    let session = Session::new(door, &mnt, &config(options)).map_err(|e| {
-        let hint = match e.kind() {
-            std::io::ErrorKind::NotFound => " (is the fuse kernel module loaded?)",
-            std::io::ErrorKind::PermissionDenied => {
-                " (may you use /dev/fuse? --allow-other needs user_allow_other in /etc/fuse.conf)"
-            }
-            _ => "",
-        };
-        Error::io(format!("mount {}{hint}", mnt.display()), e)
-    })?;
+    let attached = attach(&mnt, store.dir(), options)?;
+    let served = Served {
+        device: attached.device.try_clone().doing(|| "keep /dev/fuse".into())?,
+        mnt: mnt.clone(),
+    };
+    let config = config(options, attached.opens_device);
+    let session = Session::from_fd(door, attached.device, config.acl, config)
+        .doing(|| format!("mount {}", mnt.display()))?;
     drop(alone);
     let signals = end_on_signals(mnt.clone(), staging.clone(), options)?;
     let at = mnt.clone();
@@ -128,78 +122,46 @@ pub fn mount(
     };
     spawn("zspace-ready", announce)?;
     log::info!("{} is mounted on {}", store.dir().display(), mnt.display());
-    let served = session.run().doing(|| format!("serve {}", mnt.display()));
+    let done = session.run().doing(|| format!("serve {}", mnt.display()));
     signals.close();
+    drop(served);
     // Without it a new mount knows that this one is ending, and waits.
     drop(control);
     // Unmounted by other means than ours, what was written in time is committed all the same.
     drain(&staging, options);
     staging.stop();
     files.warm.stop();
-    served.and(store.close())
+    done.and(store.close())
 }
 
-/// Unmounts what [`mount`] mounted, from any process: has what has settled committed, takes the mount away, and waits for its
-/// process to end. The answer tells, line by line, what is left in staging and why.
-///
-/// Errors: `NotFound` if no store is mounted there, `Busy`, with who uses it, if it is in use.
-pub fn unmount(mnt: &Path) -> Result<Vec<String>> {
-    if is_dead(mnt) {
-        clear_dead(mnt)?;
-        return Ok(vec![format!(
-            "{}: the process behind the mount had ended; the mount point is clear now",
-            mnt.display()
-        )]);
-    }
-    let none = || {
-        Error::new(
-            Kind::NotFound,
-            format!("no store is mounted on {}", mnt.display()),
-        )
-    };
-    let store = xattr(mnt, "user.zspace.store").ok_or_else(none)?;
-    if xattr(mnt, "user.zspace.path").is_none_or(|p| !p.is_empty()) {
-        return Err(none());
-    }
-    let mnt = mnt.canonicalize().doing(|| format!("find {}", mnt.display()))?;
-    let mut left = Vec::new();
-    if xattr(&mnt, "user.zspace.staging").as_deref() == Some(b"owner") {
-        let store = PathBuf::from(OsStr::from_bytes(&store));
-        let answer = control::ask(&store, &serde_json::json!({"do": "drain"}))?;
-        left = lines(&answer);
-    }
-    let pid = xattr(&mnt, "user.zspace.pid").and_then(|p| String::from_utf8(p).ok());
-    take_away(&mnt, false)?;
-    let start = Instant::now();
-    // Should it not end in time, the mount is gone all the same.
-    while pid.as_deref().is_some_and(runs) && start.elapsed() < END {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(left)
-}
-
-fn config(options: &MountOptions) -> Config {
+fn config(options: &MountOptions, clone_fd: bool) -> Config {
     let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName("zspace".into()),
-        // fuser's own Subtype does not reach the kernel when root mounts.
-        MountOption::CUSTOM("subtype=zspace".into()),
-        MountOption::DefaultPermissions,
-        MountOption::NoAtime,
-        MountOption::NoDev,
-        MountOption::NoSuid,
-    ];
-    if options.read_only {
-        config.mount_options.push(MountOption::RO);
-    }
     config.acl = if options.allow_other {
         SessionACL::All
     } else {
         SessionACL::Owner
     };
     config.n_threads = Some(EVENT_THREADS);
-    config.clone_fd = true;
+    config.clone_fd = clone_fd;
     config
+}
+
+/// A mount of this process. When it is dropped it is taken away, if it is still there: nobody would answer any more.
+struct Served {
+    device: OwnedFd,
+    mnt: PathBuf,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let mut poll = [PollFd::new(&self.device, PollFlags::empty())];
+        let polled = rustix::event::poll(&mut poll, Some(&rustix::event::Timespec::default()));
+        // The kernel answers with an error once the mount is gone.
+        let gone = polled.is_ok() && poll[0].revents().contains(PollFlags::ERR);
+        if !gone && let Err(e) = take_away(&self.mnt, true) {
+            log::warn!("{e}");
+        }
+    }
 }
 
 /// Takes the mount point for as long as it is being mounted on: of several mounts made on it at once, one comes first and the
@@ -226,17 +188,38 @@ fn only_here(mnt: &Path) -> Result<OwnedFd> {
     Ok(dir)
 }
 
+/// The true path of what may not be there yet.
+fn to_be(path: &Path) -> Result<PathBuf> {
+    let mut there = path;
+    loop {
+        match there.canonicalize() {
+            Ok(found) => {
+                let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
+                // An empty rest would add a slash.
+                return Ok(found.components().chain(rest.components()).collect());
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                there = there.parent().unwrap_or(Path::new("/"));
+            }
+            Err(e) => return Err(Error::io(format!("find {}", path.display()), e)),
+        }
+    }
+}
+
 /// Makes the mount point fit to be mounted on, and gives its true path.
 fn prepare(store: &Store, mnt: &Path) -> Result<PathBuf> {
     if is_dead(mnt) {
         clear_dead(mnt)?;
     }
-    std::fs::create_dir_all(mnt).doing(|| format!("make the mount point {}", mnt.display()))?;
-    let mnt = mnt.canonicalize().doing(|| format!("find {}", mnt.display()))?;
+    if std::fs::metadata(mnt).is_ok_and(|m| !m.is_dir()) {
+        let why = format!("the mount point {} is not a directory", mnt.display());
+        return Err(Error::new(Kind::Usage, why));
+    }
+    let place = to_be(mnt)?;
     let dir = store.dir();
     let dir = dir.canonicalize().doing(|| format!("find {}", dir.display()))?;
-    if mnt.starts_with(&dir) || dir.starts_with(&mnt) {
-        let (mnt, dir) = (mnt.display(), dir.display());
+    if place.starts_with(&dir) || dir.starts_with(&place) {
+        let (mnt, dir) = (place.display(), dir.display());
         let why = format!("the mount point {mnt} and the store {dir} may not lie within each other");
         return Err(Error::new(Kind::Usage, why));
     }
@@ -244,87 +227,21 @@ fn prepare(store: &Store, mnt: &Path) -> Result<PathBuf> {
         let why = format!("the store {} lies inside the mount of a store", dir.display());
         return Err(Error::new(Kind::Usage, why));
     }
+    std::fs::create_dir_all(mnt).doing(|| format!("make the mount point {}", mnt.display()))?;
+    let mnt = mnt.canonicalize().doing(|| format!("find {}", mnt.display()))?;
     if xattr(&mnt, "user.zspace.path").is_some_and(|p| p.is_empty()) {
         return Err(Error::new(
             Kind::Busy,
             format!("a store is mounted on {} already", mnt.display()),
         ));
     }
-    Ok(mnt)
-}
-
-/// Whether it is the mount point of a mount whose process has ended. Asks with statfs, which the kernel always passes on: it
-/// answers a stat of the root from what it remembers.
-fn is_dead(mnt: &Path) -> bool {
-    matches!(rustix::fs::statvfs(mnt), Err(Errno::NOTCONN))
-}
-
-/// Whether a process of this user or another is running: neither gone nor a zombie.
-fn runs(pid: &str) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    state.is_some_and(|s| s != 'Z' && s != 'X')
-}
-
-fn clear_dead(mnt: &Path) -> Result<()> {
-    for _ in 0..DEAD {
-        if !is_dead(mnt) {
-            return Ok(());
-        }
-        take_away(mnt, true)?;
-        log::info!(
-            "cleared the mount point {} of a mount whose process had ended",
+    if std::fs::read_dir(&mnt).is_ok_and(|mut names| names.next().is_some()) {
+        log::warn!(
+            "{} is not empty: what it holds is out of sight while mounted",
             mnt.display()
         );
     }
-    Err(Error::new(
-        Kind::Busy,
-        format!("{} stays a dead mount point", mnt.display()),
-    ))
-}
-
-/// Takes a mount away; with `detach`, even from under those who use it. A mount that is gone already is as good.
-fn take_away(mnt: &Path, detach: bool) -> Result<()> {
-    let flags = if detach {
-        UnmountFlags::DETACH
-    } else {
-        UnmountFlags::empty()
-    };
-    let what = || format!("unmount {}", mnt.display());
-    match sys_unmount(mnt, flags) {
-        Ok(()) | Err(Errno::INVAL) => return Ok(()),
-        Err(Errno::BUSY) => return Err(busy(mnt)),
-        // Not root: the set-user-id helper does it.
-        Err(Errno::PERM) => {}
-        Err(e) => return Err(e).doing(what),
-    }
-    for helper in ["fusermount3", "fusermount"] {
-        let mut command = Command::new(helper);
-        command.arg("-u").args(detach.then_some("-z")).arg("--").arg(mnt);
-        let output = match command.stdin(Stdio::null()).output() {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
-            output => output.doing(what)?,
-        };
-        let message = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
-        return match output.status.success() {
-            true => Ok(()),
-            false if message.contains("busy") => Err(busy(mnt)),
-            false => Err(Error::new(Kind::Io, format!("{}: {message}", what()))),
-        };
-    }
-    Err(Error::new(
-        Kind::Unsupported,
-        format!("{}: needs root or fusermount3", what()),
-    ))
-}
-
-fn busy(mnt: &Path) -> Error {
-    let mut message = format!("{} is in use", mnt.display());
-    for line in holders(mnt) {
-        message.push_str("\n  ");
-        message.push_str(&line);
-    }
-    Error::new(Kind::Busy, message)
+    Ok(mnt)
 }
 
 /// Ends the mount in order on the first signal, at once on the second, and the process on the third.
@@ -437,36 +354,6 @@ fn set_readahead(device: u64) {
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     thread.map(|_| ()).doing(|| format!("start thread {name}"))
-}
-
-/// An extended attribute of a path.
-fn xattr(path: &Path, name: &str) -> Option<Vec<u8>> {
-    let mut value = vec![0; 4096];
-    let len = rustix::fs::getxattr(path, name, &mut value[..]).ok()?;
-    value.truncate(len);
-    Some(value)
-}
-
-/// What stays in staging, as the owner of it told.
-fn lines(answer: &serde_json::Value) -> Vec<String> {
-    let entries = answer.get("left").and_then(|l| l.as_array());
-    let text =
-        |v: &serde_json::Value, key: &str| v.get(key).and_then(|s| s.as_str()).unwrap_or_default().to_owned();
-    let line = |v: &serde_json::Value| {
-        let (branch, name, state, reason) = (
-            text(v, "branch"),
-            text(v, "name"),
-            text(v, "state"),
-            text(v, "reason"),
-        );
-        let why = if reason.is_empty() {
-            state
-        } else {
-            format!("{state}: {reason}")
-        };
-        format!("{branch}/{name} stays in staging, {why}")
-    };
-    entries.into_iter().flatten().map(line).collect()
 }
 
 fn now() -> Timestamp {

@@ -1,18 +1,42 @@
 //! Renaming.
 
 use super::backing::kind_of;
+use super::marks::Mark;
 use super::names::{self, errno};
 use super::ops::{Need, path_key};
 use super::repo::absent;
-use super::state::Key;
+use super::state::{Key, key_of};
 use super::{Guard, Located, Staging};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::fuse::attr::FileKind;
 use rustix::fs::RenameFlags;
 
 impl Staging {
-    /// Renames with the flags of renameat2(2): RENAME_NOREPLACE, RENAME_EXCHANGE.
-    pub fn rename(&self, from: &[Vec<u8>], to: &[Vec<u8>], flags: u32) -> Result<()> {
+    /// Does what of a rename can take long, so that the rename itself does not: brings back to disk what it needs there. Another
+    /// change may come between the two; the rename then does it again.
+    pub fn prepare_rename(&self, from: &[Vec<u8>], to: &[Vec<u8>], flags: u32) -> Result<()> {
+        let mut g = self.lock();
+        let Some((_, need)) = self.check_rename(&mut g, from, to, flags)? else {
+            return Ok(());
+        };
+        for (path, need) in [(from, Need::Whole), (to, need)] {
+            let committed = key_of(path)
+                .filter(|k| matches!(g.entries.get(k), Some(e) if matches!(e.mark, Mark::Committed { .. })));
+            if let (Some(key), true) = (committed, need == Need::Whole) {
+                self.copy_up(&mut g, &key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a rename may be: its flags, and what it needs of the target's entry; none if there is nothing to do.
+    fn check_rename(
+        &self,
+        g: &mut Guard<'_>,
+        from: &names::Path,
+        to: &names::Path,
+        flags: u32,
+    ) -> Result<Option<(RenameFlags, Need)>> {
         names::check(from)?;
         names::check(to)?;
         let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
@@ -24,13 +48,12 @@ impl Staging {
                 "branches are not renamed, and only branches lie directly in staging",
             ));
         }
-        let mut g = self.lock();
-        self.check_writable(&g)?;
-        self.wait_idle(&mut g, from);
-        self.wait_idle(&mut g, to);
-        self.locate_in(&g, from)?;
-        self.locate_in(&g, &to[..to.len() - 1])?;
-        let target = match self.locate_in(&g, to) {
+        self.check_writable(g)?;
+        self.wait_idle(g, from);
+        self.wait_idle(g, to);
+        self.locate_in(g, from)?;
+        self.locate_in(g, &to[..to.len() - 1])?;
+        let target = match self.locate_in(g, to) {
             Ok(at) => Some(at),
             Err(e) if e.kind() == Kind::NotFound => None,
             Err(e) => return Err(e),
@@ -41,12 +64,12 @@ impl Staging {
                 return Err(Error::new(Kind::Exists, format!("{} exists", names::show(to))));
             }
             None if exchange => return Err(absent(to)),
-            _ if from == to => return Ok(()),
+            _ if from == to => return Ok(None),
             _ if to.starts_with(from) || exchange && from.starts_with(to) => {
                 return Err(errno(libc::EINVAL, "a directory cannot go into itself"));
             }
             _ if from.starts_with(to) => return Err(errno(libc::ENOTEMPTY, "directory not empty")),
-            Some(Located::Version { .. }) if !exchange => self.check_replace(&g, from, to)?,
+            Some(Located::Version { .. }) if !exchange => self.check_replace(g, from, to)?,
             _ => {}
         }
         let need = if to.len() == 2 && !exchange {
@@ -54,6 +77,16 @@ impl Staging {
         } else {
             Need::Whole
         };
+        Ok(Some((flags, need)))
+    }
+
+    /// Renames with the flags of renameat2(2): RENAME_NOREPLACE, RENAME_EXCHANGE.
+    pub fn rename(&self, from: &[Vec<u8>], to: &[Vec<u8>], flags: u32) -> Result<()> {
+        let mut g = self.lock();
+        let Some((flags, need)) = self.check_rename(&mut g, from, to, flags)? else {
+            return Ok(());
+        };
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
         let source_before = self.begin(&mut g, from, Need::Whole)?;
         let pin = self.pin(&mut g, from);
         let done = self.change(&mut g, to, need, |b, _| {
