@@ -183,6 +183,33 @@ def test_renaming_a_committed_entry_keeps_nobody_else_waiting(mount, slow):
     assert not slow.exists() and slow.with_name("slow.bin2").stat().st_size == 256 * MIB
 
 
+CHANGES = {
+    "open": "os.open(sys.argv[1], os.O_RDWR)",
+    "truncate": "os.truncate(sys.argv[1], 100)",
+    "chmod": "os.chmod(sys.argv[1], 0o600)",
+    "rename": "os.rename(sys.argv[1], sys.argv[1] + '2')",
+}
+
+
+@pytest.mark.parametrize("what, how", [*((w, signal.SIGKILL) for w in CHANGES), ("open", signal.SIGINT)])
+def test_who_waits_for_an_entry_to_come_back_can_be_ended(mount, zspace, slow, what, how):
+    changing = python(f"import os, sys\nprint('go')\n{CHANGES[what]}", slow)
+    changing.stdout.readline()
+    time.sleep(0.15)
+    sent = time.monotonic()
+    changing.send_signal(how)
+    code = changing.wait(timeout=30)
+    ended = time.monotonic() - sent
+    assert code != 0 and (code == -how or "KeyboardInterrupt" in changing.stderr.read())
+    # The entry is still being brought back: the next change waits for that.
+    path = slow if slow.exists() else slow.with_name("slow.bin2")
+    os.utime(path)
+    assert ended < 0.5 * (time.monotonic() - sent), "it did not take long"
+    # Nobody holds it any more: it settles.
+    assert mount.exactly(2)
+    mount.stop()
+
+
 # ---- in use --------------------------------------------------------------------------------------------------------
 
 HOLDERS = {

@@ -148,7 +148,9 @@ fn apply(args: &mut mount::Args, option: &str, sloppy: bool) -> Result<()> {
         ("settle", Some(v)) => args.settle = mount::parse_seconds(v).map_err(bad)?,
         ("settle_dir" | "settle-dir", Some(v)) => args.settle_dir = mount::parse_seconds(v).map_err(bad)?,
         ("memory", Some(v)) => args.memory = show::parse_size(v).map_err(bad)?,
-        ("settle" | "settle_dir" | "settle-dir" | "memory", None) => {
+        ("cache", Some(v)) => args.cache = show::parse_size(v).map_err(bad)?,
+        ("no_passthrough" | "no-passthrough", None) => args.no_passthrough = true,
+        ("settle" | "settle_dir" | "settle-dir" | "memory" | "cache", None) => {
             return Err(bad(format!("write {name}=…")));
         }
         ("remount", None) => {
@@ -161,8 +163,8 @@ fn apply(args: &mut mount::Args, option: &str, sloppy: bool) -> Result<()> {
         _ if name.starts_with("x-") || name.starts_with("X-") || sloppy => {}
         _ => {
             return Err(bad(
-                "not known. There are settle=S, settle_dir=S, memory=N, allow_other, ro, noexec, and those that \
-                 mount(8) itself understands"
+                "not known. There are settle=S, settle_dir=S, memory=N, cache=N, no_passthrough, allow_other, ro, noexec, \
+                 and those that mount(8) itself understands"
                     .into(),
             ));
         }

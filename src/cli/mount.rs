@@ -23,17 +23,13 @@ pub(super) struct Args {
     pub(super) settle_dir: Duration,
     /// Memory for rebuilt chunks, in bytes or with K, M, G
     #[arg(long, value_name = "N", default_value = "256M", value_parser = show::parse_size)]
-<<<<<<< HEAD
-    memory: u64,
+    pub(super) memory: u64,
     /// Disk space for files kept whole (STORE/cache), in bytes or with K, M, G; 0: none
     #[arg(long, value_name = "N", default_value = "8G", value_parser = show::parse_size)]
-    cache: u64,
+    pub(super) cache: u64,
     /// Read and write every file through zspace, also where the kernel could do it by itself
     #[arg(long)]
-    no_passthrough: bool,
-=======
-    pub(super) memory: u64,
->>>>>>> 3c3a673db52dca364604755a52ae11eca9026570
+    pub(super) no_passthrough: bool,
     /// Let other users in
     #[arg(long)]
     pub(super) allow_other: bool,
@@ -60,6 +56,8 @@ impl Args {
             settle: usual.settle,
             settle_dir: usual.settle_dir,
             memory: Options::default().memory,
+            cache: usual.cache,
+            no_passthrough: false,
             allow_other: false,
             read_only: false,
             no_exec: false,
@@ -96,12 +94,9 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
         settle_dir: args.settle_dir,
         allow_other: args.allow_other,
         read_only: args.read_only,
-<<<<<<< HEAD
         cache: args.cache,
         passthrough: !args.no_passthrough,
-=======
         no_exec: args.no_exec,
->>>>>>> 3c3a673db52dca364604755a52ae11eca9026570
         ..MountOptions::default()
     };
     let background = args.background;

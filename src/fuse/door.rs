@@ -5,15 +5,15 @@ use super::answers::{
 };
 use super::attr::FileKind;
 use super::files::Files;
-use super::io::Opened;
-use super::modes::Token;
+use super::killed::{Held, Watch};
+use super::passthrough::{Passthrough, backing};
 use super::pool::Pool;
 use super::staging::{SetAttr, SetTime};
 use crate::error::Result;
 use crate::store::Timestamp;
 use fuser::{
-    AccessFlags, BackingId, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
-    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo,
+    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
     RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
@@ -24,7 +24,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// The largest read or write request, in bytes.
@@ -44,41 +43,8 @@ pub(super) struct DoorFs {
     /// Changes in `staging/`, which may wait for the disk.
     changes: Pool,
     through: Passthrough,
-}
-
-/// Whether files are given to the kernel, to read and write by itself.
-#[derive(Clone)]
-struct Passthrough(Arc<AtomicBool>);
-
-impl Passthrough {
-    fn register(&self, open: impl FnOnce() -> io::Result<BackingId>) -> Option<Token> {
-        if !self.0.load(Ordering::Relaxed) {
-            return None;
-        }
-        match open() {
-            Ok(id) => Some(Arc::new(id)),
-            Err(e) => {
-                // A store on a stacked file system, say: what holds for one file of it holds for all.
-                if self.0.swap(false, Ordering::Relaxed) {
-                    log::info!("no passthrough: {e}");
-                }
-                None
-            }
-        }
-    }
-}
-
-/// Asks the kernel for passthrough, which takes root (in the first user namespace) and Linux 6.9.
-fn give_passthrough(config: &mut KernelConfig) -> bool {
-    // One level deep: the mount itself may still lie under an overlay, its backing files may not lie on one.
-    rustix::process::geteuid().is_root()
-        && config.set_max_stack_depth(1).is_ok()
-        && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
-}
-
-/// What the kernel knows the backing file of an open file by.
-fn backing(opened: &Opened) -> Option<&BackingId> {
-    opened.through.as_ref()?.token.downcast_ref()
+    /// Clients that may have to wait long.
+    clients: Watch,
 }
 
 impl DoorFs {
@@ -86,10 +52,11 @@ impl DoorFs {
     pub(super) fn new(files: Arc<Files>, threads: usize, passthrough: bool) -> Result<Self> {
         Ok(DoorFs {
             files,
-            through: Passthrough(Arc::new(AtomicBool::new(passthrough))),
+            through: Passthrough::new(passthrough),
             names: Pool::new("zspace-names", 4)?,
             data: Pool::new("zspace-data", threads.max(4))?,
             changes: Pool::new("zspace-changes", 8)?,
+            clients: Watch::new()?,
         })
     }
 
@@ -109,6 +76,13 @@ impl DoorFs {
     }
 }
 
+/// Answers whoever still waits for it.
+fn answer_held(held: Held<ReplyEmpty>, result: Result<()>) {
+    if let Some(reply) = held.take() {
+        answer_empty(reply, result);
+    }
+}
+
 impl Filesystem for DoorFs {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let wanted = [
@@ -123,10 +97,7 @@ impl Filesystem for DoorFs {
                 log::debug!("this kernel does not have {flag:?}");
             }
         }
-        let through = &self.through.0;
-        if through.load(Ordering::Relaxed) && !give_passthrough(config) {
-            through.store(false, Ordering::Relaxed);
-        }
+        self.through.ask_for(config);
         // The nearest value that the kernel takes is as good.
         let _ = config.set_max_write(REQUEST);
         let _ = config.set_max_background(BACKGROUND);
@@ -161,7 +132,7 @@ impl Filesystem for DoorFs {
 
     fn setattr(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -189,12 +160,15 @@ impl Filesystem for DoorFs {
             atime: atime.map(time),
             mtime: mtime.map(time),
         };
-        self.change(
-            move |files| match files.set_attr(ino.0, fh.map(|f| f.0), &change) {
-                Ok(attr) => reply.attr(&Duration::ZERO, &file_attr(ino.0, &attr)),
-                Err(e) => reply.error(errno(&e)),
-            },
-        );
+        let held = self.clients.hold(req.pid(), reply);
+        self.change(move |files| {
+            let changed = files.set_attr(ino.0, fh.map(|f| f.0), &change);
+            match (held.take(), changed) {
+                (Some(reply), Ok(attr)) => reply.attr(&Duration::ZERO, &file_attr(ino.0, &attr)),
+                (Some(reply), Err(e)) => reply.error(errno(&e)),
+                (None, _) => {}
+            }
+        });
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -223,14 +197,16 @@ impl Filesystem for DoorFs {
         self.change(move |files| answer_entry(reply, files.make_dir(parent.0, &name, mode, by)));
     }
 
-    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
-        self.change(move |files| answer_empty(reply, files.remove(parent.0, &name, false)));
+        let held = self.clients.hold(req.pid(), reply);
+        self.change(move |files| answer_held(held, files.remove(parent.0, &name, false)));
     }
 
-    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
-        self.change(move |files| answer_empty(reply, files.remove(parent.0, &name, true)));
+        let held = self.clients.hold(req.pid(), reply);
+        self.change(move |files| answer_held(held, files.remove(parent.0, &name, true)));
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -241,7 +217,7 @@ impl Filesystem for DoorFs {
 
     fn rename(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -250,9 +226,10 @@ impl Filesystem for DoorFs {
         reply: ReplyEmpty,
     ) {
         let (from, to) = (name.as_bytes().to_vec(), new_name.as_bytes().to_vec());
+        let held = self.clients.hold(req.pid(), reply);
         self.change(move |files| {
             let result = files.rename((parent.0, &from), (new_parent.0, &to), flags.bits());
-            answer_empty(reply, result);
+            answer_held(held, result);
         });
     }
 
@@ -261,18 +238,21 @@ impl Filesystem for DoorFs {
         self.change(move |files| answer_entry(reply, files.link(ino.0, parent.0, &name)));
     }
 
-    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let held = self.clients.hold(req.pid(), reply);
         let through = self.through.clone();
         self.change(move |files| {
-            let opened = files.open(ino.0, flags.0, &|file| {
-                through.register(|| reply.open_backing(file))
-            });
-            match opened {
-                Ok(opened) => match backing(&opened) {
+            let register = |file: &File| through.register(|| held.with(|reply| reply.open_backing(file)));
+            let opened = files.open(ino.0, flags.0, &register);
+            match (held.take(), opened) {
+                (Some(reply), Ok(opened)) => match backing(&opened) {
                     Some(id) => reply.opened_passthrough(FileHandle(opened.fh), open_flags(&opened), id),
                     None => reply.opened(FileHandle(opened.fh), open_flags(&opened)),
                 },
-                Err(e) => reply.error(errno(&e)),
+                (Some(reply), Err(e)) => reply.error(errno(&e)),
+                // Its client was interrupted: nobody else will close it.
+                (None, Ok(opened)) => files.release(ino.0, opened.fh),
+                (None, Err(_)) => {}
             }
         });
     }
@@ -343,8 +323,9 @@ impl Filesystem for DoorFs {
         });
     }
 
-    fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.change(move |files| answer_empty(reply, files.sync(fh.0, datasync)));
+    fn fsync(&self, req: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        let held = self.clients.hold(req.pid(), reply);
+        self.change(move |files| answer_held(held, files.sync(fh.0, datasync)));
     }
 
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -487,7 +468,7 @@ impl Filesystem for DoorFs {
         let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
         let through = self.through.clone();
         self.change(move |files| {
-            let register = |file: &File| through.register(|| reply.open_backing(file));
+            let register = |file: &File| through.register(|| Some(reply.open_backing(file)));
             match files.create(parent.0, &name, mode, flags, by, &register) {
                 Ok((found, opened)) => {
                     let attr = file_attr(found.ino, &found.attr);
