@@ -252,3 +252,17 @@ def test_c36_other_users_get_in_only_if_told_so(zspace, tmp_path):
                 mount.close()
     finally:
         shutil.rmtree(place)
+
+
+def test_of_a_file_with_two_names_the_entry_that_was_named_is_committed(mounts):
+    mount = mounts(settle=600, **{"settle-dir": 600})
+    checkpoint = mount.staging() / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "model.pt").write_bytes(noise(1000))
+    os.link(checkpoint / "model.pt", mount.staging() / "best.pt")
+    assert [v[:2] for v in mount.zspace.commit(mount.staging() / "best.pt")] == [("main", 1)]
+    assert os.listdir(mount.version(1)) == ["best.pt"]
+    # A link from elsewhere means what it leads to.
+    (mount.path.parent / "link").symlink_to(checkpoint / "model.pt")
+    assert [v[:2] for v in mount.zspace.commit(mount.path.parent / "link")] == [("main", 2)]
+    assert os.listdir(mount.version(2)) == ["checkpoint"]

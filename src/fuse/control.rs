@@ -262,9 +262,22 @@ pub fn is_whole_door(path: &Path) -> bool {
     attribute(path, "user.zspace.path").is_some_and(|inside| !inside.contains(&b'/'))
 }
 
+/// Where `path` lies in the mount that it is in. A file with several names tells any of them, and which one is meant may
+/// decide between two entries: its directory, which has one, is asked.
+fn path_inside(path: &Path) -> Option<Vec<u8>> {
+    let of_directory = || {
+        let whole = path.canonicalize().ok().filter(|whole| !whole.is_dir())?;
+        let mut inside = attribute(whole.parent()?, "user.zspace.path")?;
+        inside.push(b'/');
+        inside.extend_from_slice(whole.file_name()?.as_bytes());
+        Some(inside)
+    };
+    of_directory().or_else(|| attribute(path, "user.zspace.path"))
+}
+
 /// What `path` is in a mount's staging directory; none if it lies elsewhere.
 pub fn staged(path: &Path) -> Result<Option<Staged>> {
-    let (Some(store), Some(inside)) = (store_of(path), attribute(path, "user.zspace.path")) else {
+    let (Some(store), Some(inside)) = (store_of(path), path_inside(path)) else {
         return Ok(None);
     };
     let mut parts = inside
