@@ -93,6 +93,7 @@ impl Files {
         if name.starts_with(PREFIX) {
             return Ok(());
         }
+        self.ahead(|| self.staged_path(ino), |path| self.staging.prepare(path))?;
         let _names = self.names.read();
         let path = self.staged_path(ino)?;
         let result = change(&path);

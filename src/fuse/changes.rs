@@ -8,7 +8,7 @@ use super::io::Opened;
 use super::modes::Register;
 use super::place::Place;
 use super::staging::SetAttr;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use std::sync::Arc;
 
 /// Who asks, and with which umask.
@@ -20,6 +20,36 @@ pub(super) struct Caller {
 }
 
 impl Files {
+    /// Does what of a change of `path` can take long before the names are held for it: bringing a committed entry back takes as
+    /// long as reading it, and a rename elsewhere, and all who wait behind that, would wait for it.
+    pub(super) fn ahead(
+        &self,
+        path: impl FnOnce() -> Result<StagedPath>,
+        prepare: impl FnOnce(&[Vec<u8>]) -> Result<()>,
+    ) -> Result<()> {
+        let path = {
+            let _names = self.names.read();
+            path()?
+        };
+        match prepare(&path) {
+            // The change itself knows better what is missing.
+            Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Changed | Kind::ReadOnly) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// The same for a new name in a directory.
+    fn ahead_in(&self, parent: u64) -> Result<()> {
+        let inside = |path: &[Vec<u8>]| match path.len() {
+            0 | 1 => Ok(()),
+            _ => self.staging.prepare(path),
+        };
+        match self.place(parent)? {
+            Place::Staged(_) => self.ahead(|| self.staged_path(parent), inside),
+            _ => Ok(()),
+        }
+    }
+
     /// The path of a name in a directory of `staging/`; EROFS anywhere else.
     fn staged_child(&self, parent: u64, name: &[u8]) -> Result<StagedPath> {
         if !matches!(self.place(parent)?, Place::Staged(_)) {
@@ -40,6 +70,7 @@ impl Files {
         by: Caller,
         register: Register<'_>,
     ) -> Result<(Found, Opened)> {
+        self.ahead_in(parent)?;
         let _names = self.names.read();
         let path = self.staged_child(parent, name)?;
         let flags = flags & (libc::O_ACCMODE | libc::O_TRUNC | libc::O_EXCL | libc::O_CREAT);
@@ -60,6 +91,7 @@ impl Files {
             libc::S_IFSOCK => FileKind::Socket,
             _ => return Err(os(libc::EPERM, "devices cannot be stored")),
         };
+        self.ahead_in(parent)?;
         let _names = self.names.read();
         let path = self.staged_child(parent, name)?;
         self.staging
@@ -69,6 +101,7 @@ impl Files {
 
     /// Makes a directory; directly under `staging/`, a branch.
     pub(super) fn make_dir(&self, parent: u64, name: &[u8], mode: u32, by: Caller) -> Result<Found> {
+        self.ahead_in(parent)?;
         let _names = self.names.read();
         let path = self.staged_child(parent, name)?;
         self.staging
@@ -78,6 +111,7 @@ impl Files {
 
     /// Makes a symbolic link.
     pub(super) fn make_link(&self, parent: u64, name: &[u8], target: &[u8], by: Caller) -> Result<Found> {
+        self.ahead_in(parent)?;
         let _names = self.names.read();
         let path = self.staged_child(parent, name)?;
         self.staging.symlink(&path, target, by.uid, by.gid)?;
@@ -86,6 +120,10 @@ impl Files {
 
     /// Gives a staged file one more name.
     pub(super) fn link(&self, ino: u64, parent: u64, name: &[u8]) -> Result<Found> {
+        self.ahead_in(parent)?;
+        if matches!(self.place(ino)?, Place::Staged(_)) {
+            self.ahead(|| self.staged_path(ino), |path| self.staging.prepare(path))?;
+        }
         let _names = self.names.read();
         let to = self.staged_child(parent, name)?;
         if !matches!(self.place(ino)?, Place::Staged(_)) {
@@ -123,10 +161,10 @@ impl Files {
             return Err(os(libc::EINVAL, "no such kind of rename here"));
         }
         {
-            // Bringing a committed entry back takes as long as reading it: meanwhile nobody else may have to wait for a name.
-            let _names = self.names.read();
-            let source = self.staged_child(from.0, from.1)?;
-            let target = self.staged_child(to.0, to.1)?;
+            let (source, target) = {
+                let _names = self.names.read();
+                (self.staged_child(from.0, from.1)?, self.staged_child(to.0, to.1)?)
+            };
             self.staging.prepare_rename(&source, &target, flags)?;
         }
         let _names = self.names.write();
@@ -141,6 +179,10 @@ impl Files {
     pub(super) fn set_attr(&self, ino: u64, fh: Option<u64>, change: &SetAttr) -> Result<Attr> {
         if !matches!(self.place(ino)?, Place::Staged(_)) {
             return Err(read_only());
+        }
+        if fh.is_none() && self.inodes.path(ino).is_some() {
+            let prepare = |path: &[Vec<u8>]| self.staging.prepare_setattr(path, change);
+            self.ahead(|| self.staged_path(ino), prepare)?;
         }
         let _names = self.names.read();
         if let Some(open) = fh.and_then(|fh| self.handles.get(fh))

@@ -33,6 +33,9 @@ const BACKGROUND: u16 = 64;
 /// At how many of them the kernel starts none of its own accord.
 const CONGESTION: u16 = 48;
 
+/// Threads of a pool at most, where a request may wait for the disk or for another request.
+const MOST: usize = 64;
+
 /// The file system that fuser serves.
 pub(super) struct DoorFs {
     files: Arc<Files>,
@@ -53,9 +56,9 @@ impl DoorFs {
         Ok(DoorFs {
             files,
             through: Passthrough::new(passthrough),
-            names: Pool::new("zspace-names", 4)?,
-            data: Pool::new("zspace-data", threads.max(4))?,
-            changes: Pool::new("zspace-changes", 8)?,
+            names: Pool::new("zspace-names", 4, MOST)?,
+            data: Pool::new("zspace-data", threads.max(4), threads.max(4))?,
+            changes: Pool::new("zspace-changes", 4, MOST)?,
             clients: Watch::new()?,
         })
     }

@@ -148,17 +148,23 @@ impl Files {
             }
         }
         let name = path.last().map(Vec::as_slice).unwrap_or_default();
+        // A commit takes hard links between entries apart: each name is a file of its own then.
+        for (dir, other) in self.inodes.others(parent, name, identity) {
+            let path = self.staged_path(dir).map(|p| [p, vec![other.to_vec()]].concat());
+            let theirs = path.and_then(|p| self.staged_attr(&p)).ok().and_then(|(_, i)| i);
+            if theirs.is_none() || theirs != identity {
+                self.inodes.remove(dir, &other);
+            }
+        }
         let ino = self
             .inodes
             .look_up(parent, name, Place::Staged(attr.kind), identity);
+        // Of several names of a file, each is asked for anew: they may be taken apart at any time.
+        let sure = self.staging.is_owner() && identity.is_none();
         Ok(Found {
             ino,
             attr,
-            entry_ttl: if self.staging.is_owner() {
-                BRIEF
-            } else {
-                Duration::ZERO
-            },
+            entry_ttl: if sure { BRIEF } else { Duration::ZERO },
             attr_ttl: BRIEF,
         })
     }

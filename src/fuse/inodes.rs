@@ -132,6 +132,24 @@ impl Inodes {
         self.0.lock().unname(parent, name);
     }
 
+    /// Other names of the inode that is known under this one, if that was of another identity: they may be other files by now.
+    pub(super) fn others(
+        &self,
+        parent: u64,
+        name: &[u8],
+        identity: Option<Identity>,
+    ) -> Vec<(u64, Box<[u8]>)> {
+        let table = self.0.lock();
+        let known = table.names.get(&parent).and_then(|n| n.get(name));
+        match known.and_then(|ino| table.nodes.get(ino)) {
+            Some(node) if node.names.len() > 1 && node.identity != identity => {
+                let other = |n: &&(u64, Box<[u8]>)| n.0 != parent || *n.1 != *name;
+                node.names.iter().filter(other).cloned().collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// The inode's names are another inode's from now on: the one that is made when the kernel looks them up again.
     pub(super) fn detach(&self, ino: u64) {
         let mut table = self.0.lock();

@@ -63,6 +63,14 @@ impl Files {
     }
 
     fn open_staged(&self, ino: u64, flags: i32, writes: bool, register: Register<'_>) -> Result<Opened> {
+        if writes {
+            let emptied = flags & libc::O_TRUNC != 0;
+            let prepare = |path: &[Vec<u8>]| match path.len() {
+                2 if emptied => Ok(()),
+                _ => self.staging.prepare(path),
+            };
+            self.ahead(|| self.staged_path(ino), prepare)?;
+        }
         let _names = self.names.read();
         let path = self.staged_path(ino)?;
         // The kernel gives every write its offset and aligns direct I/O by itself.
@@ -122,7 +130,7 @@ impl Files {
     pub(super) fn follow(&self, ino: u64, path: &[Vec<u8>]) {
         for open in self.handles.of(ino) {
             let Open::Staged(staged) = &*open else { continue };
-            if staged.disk().is_some() {
+            if staged.writes {
                 continue;
             }
             match self.staging.open_file(path, libc::O_RDONLY) {

@@ -93,7 +93,7 @@ impl Warm {
                 .get(key)
                 .is_some_and(|n| *n >= key.1.saturating_mul(OFTEN))
         };
-        if files.fits(key.1) && (files.has(key) || often()) {
+        if files.worth(key.1) && (files.has(key) || often()) {
             self.ask(key);
         }
         None

@@ -218,8 +218,8 @@ impl WholeFiles {
         self.quota
     }
 
-    /// Whether a file of this length is worth keeping at all.
-    pub fn fits(&self, len: u64) -> bool {
+    /// Whether a file of this length is worth keeping at all, and may be.
+    pub fn worth(&self, len: u64) -> bool {
         (SMALLEST..=self.quota).contains(&len)
     }
 
@@ -269,7 +269,7 @@ impl WholeFiles {
             return false;
         }
         let alone = |m: &fs::Metadata| m.is_file() && m.nlink() == 1 && m.len() == key.1;
-        if !self.fits(key.1)
+        if key.1 > self.quota
             || !fs::symlink_metadata(path).is_ok_and(|m| alone(&m))
             || !self.make_room(key.1, Some(key))
         {
@@ -321,7 +321,7 @@ impl WholeFiles {
         match self.kept.lock().files.get(key).map(|one| one.proven.is_some()) {
             Some(true) => return Ok(true),
             Some(false) => {}
-            None if !self.fits(key.1) || !self.make_room(key.1, Some(key)) => return Ok(false),
+            None if !self.worth(key.1) || !self.make_room(key.1, Some(key)) => return Ok(false),
             None => {}
         }
         if self.has(key) && self.prove(key, go_on)? {

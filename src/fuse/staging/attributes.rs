@@ -7,7 +7,7 @@ use super::repo::{absent, find, timespec};
 use super::{Located, Staging, copyup, kind_of_entry, version_attr};
 use crate::error::{IoContext, Result};
 use crate::fuse::attr::Attr;
-use crate::store::{EntryKind, Timestamp};
+use crate::store::{Entry, EntryKind, Timestamp};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use std::fs::{File, Permissions};
 use std::os::fd::AsRawFd;
@@ -60,6 +60,15 @@ impl SetAttr {
         (self.atime.is_some() || self.mtime.is_some()).then_some(times)
     }
 
+    /// Whether it makes something else of a committed entry. Owner and access time are not kept by a version.
+    fn alters(&self, entry: &Entry) -> bool {
+        let mtime = |t| matches!(t, SetTime::At(t) if t == entry.mtime);
+        let same = self.mode.is_none_or(|m| m & 0o7777 == entry.mode)
+            && self.size.is_none_or(|s| s == entry.len() && s != 0)
+            && self.mtime.is_none_or(mtime);
+        !same
+    }
+
     fn owner(&self) -> Option<(Option<Uid>, Option<Gid>)> {
         let (uid, gid) = (self.uid.map(Uid::from_raw), self.gid.map(Gid::from_raw));
         (uid.is_some() || gid.is_some()).then_some((uid, gid))
@@ -107,12 +116,7 @@ impl Staging {
                 if change.size.is_some() {
                     regular(kind_of_entry(&entry))?;
                 }
-                // Owner and access time are not kept by a version.
-                let mtime = |t| matches!(t, SetTime::At(t) if t == entry.mtime);
-                let same = change.mode.is_none_or(|m| m & 0o7777 == entry.mode)
-                    && change.size.is_none_or(|s| s == entry.len() && s != 0)
-                    && change.mtime.is_none_or(mtime);
-                if same {
+                if !change.alters(&entry) {
                     return Ok(version_attr(&entry, version.version.time));
                 }
                 let file = matches!(entry.kind, EntryKind::File { .. });
@@ -131,6 +135,24 @@ impl Staging {
                 }
                 Ok(attr)
             }),
+        }
+    }
+
+    /// As [`Staging::prepare`], for a change of attributes: most change nothing that a version has.
+    pub fn prepare_setattr(&self, path: &[Vec<u8>], change: &SetAttr) -> Result<()> {
+        match self.locate(path)? {
+            Located::Version {
+                version,
+                path: inside,
+            } => {
+                let entry = find(self.repo.as_ref(), &version, &inside)?;
+                let emptied = change.size == Some(0) && path.len() == 2;
+                if change.alters(&entry) && !emptied {
+                    self.prepare(path)?;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
 

@@ -292,7 +292,7 @@ impl Staging {
         let Some(e) = g
             .entries
             .get_mut(key)
-            .filter(|e| !e.busy && matches!(e.mark, Mark::Dirty { .. }))
+            .filter(|e| !e.busy && !e.committing && matches!(e.mark, Mark::Dirty { .. }))
         else {
             return;
         };
@@ -398,7 +398,15 @@ impl Staging {
             let to = self.disk_path(key);
             fs::create_dir_all(self.dir.join("tree").join(&key.0))
                 .and_then(|()| fs::rename(&temp, &to))
-                .doing(|| format!("move the copy to {}", to.display()))
+                .doing(|| format!("move the copy to {}", to.display()))?;
+            if !origin.gone.is_empty() {
+                return Ok(None);
+            }
+            // Whoever changes nothing after all makes no version; a change must get another time than this.
+            let look = Look::at(&to, &mut |_| {})?;
+            std::thread::sleep(TICK);
+            let (origin, held) = (origin.clone(), false);
+            Ok(Some(Published { look, origin, held }))
         });
         if done.is_err() {
             let _ = remove_all(&temp);
@@ -406,17 +414,32 @@ impl Staging {
         let now = self.clock.now();
         if let Some(e) = g.entries.get_mut(key) {
             e.busy = false;
-            if done.is_ok() {
-                *e = Entry::new(dirty, now);
+            if let Ok(published) = &done {
+                *e = Entry {
+                    published: published.clone(),
+                    ..Entry::new(dirty, now)
+                };
             }
         }
         self.shared.wake.notify_all();
-        done.map_err(|e| {
+        done.map(|_| ()).map_err(|e: Error| {
             e.context(format!(
                 "copy {} back from its version",
                 names::show(&path_of(key))
             ))
         })
+    }
+
+    /// Does what of a change at `path` can take long, so that the change itself does not: brings a committed entry back to disk.
+    /// Another change may come between the two, which then does it again.
+    pub fn prepare(&self, path: &names::Path) -> Result<()> {
+        let mut g = self.lock();
+        self.check_writable(&g)?;
+        self.wait_idle(&mut g, path);
+        match key_of(path) {
+            Some(key) => self.copy_up(&mut g, &key),
+            None => Ok(()),
+        }
     }
 
     /// Copies up a directory whose removals have settled, to be committed without further ado.

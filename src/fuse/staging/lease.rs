@@ -11,6 +11,15 @@ use std::sync::{Arc, Once};
 /// Whether anybody has the file open for writing, or mapped by a descriptor that was: such a file cannot be leased for reading
 /// (fcntl(2), F_SETLEASE). Where a file system has no leases, the answer is no.
 pub(super) fn writable(path: &Path) -> bool {
+    refused(path, libc::F_RDLCK)
+}
+
+/// Whether anybody has the file open or mapped at all.
+pub(super) fn in_use(path: &Path) -> bool {
+    refused(path, libc::F_WRLCK)
+}
+
+fn refused(path: &Path, kind: i32) -> bool {
     // Who opens the file for writing in the moment of the lease waits for its end, and we are sent SIGIO, which must not end us.
     static IGNORE: Once = Once::new();
     IGNORE.call_once(|| {
@@ -23,7 +32,7 @@ pub(super) fn writable(path: &Path) -> bool {
     let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else {
         return false;
     };
-    match lease(&file, libc::F_RDLCK) {
+    match lease(&file, kind) {
         Ok(()) => {
             let _ = lease(&file, libc::F_UNLCK);
             false
@@ -51,8 +60,9 @@ mod tests {
         let path = dir.path().join("f");
         fs::write(&path, "1").unwrap();
         assert!(!writable(&path));
+        assert!(!in_use(&path));
         let reader = File::open(&path).unwrap();
-        assert!(!writable(&path));
+        assert!(!writable(&path) && in_use(&path));
         let writer = OpenOptions::new().append(true).open(&path).unwrap();
         assert!(writable(&path));
         drop(writer);

@@ -29,8 +29,11 @@ impl Staging {
             return;
         };
         let kept = self.each_file(origin, &mut |rel, file| {
-            let home = home_of(&[&path_of(key), rel].concat());
-            whole.adopt(file, &at.join(names::join(rel)), home);
+            let path = at.join(names::join(rel));
+            // Who has it open sees what is written to it later: a small one, too, must come back then.
+            if whole.worth(file.1) || lease::in_use(&path) {
+                whole.adopt(file, &path, home_of(&[&path_of(key), rel].concat()));
+            }
             Ok(true)
         });
         if let Err(e) = kept {
