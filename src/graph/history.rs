@@ -19,6 +19,8 @@ pub struct Branch {
     pub from: Option<VersionId>,
     /// Its versions, oldest first.
     pub versions: Vec<Arc<Numbered>>,
+    /// Bytes of all files of these.
+    pub len: u64,
 }
 
 impl Branch {
@@ -88,6 +90,7 @@ impl History {
                     files,
                     stored,
                 });
+                b.len = b.len.saturating_add(v.version.len);
                 b.versions.push(v.clone());
                 self.by_id.insert(id, v);
                 self.sorted_ids.insert(id, ());
@@ -96,7 +99,7 @@ impl History {
                 // One that is there keeps its versions, whatever the journal says.
                 let fresh = Branch {
                     from,
-                    versions: Vec::new(),
+                    ..Branch::default()
                 };
                 self.branches.entry(name).or_insert(fresh);
             }
