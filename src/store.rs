@@ -130,6 +130,17 @@ impl Store {
         Ok(self.0.parts.history.read().branch(branch)?.versions.clone())
     }
 
+    /// Whether there is a branch of this name.
+    pub fn has_branch(&self, name: &str) -> bool {
+        self.0.parts.history.read().branches().contains_key(name)
+    }
+
+    /// Bytes of all files of a branch's own versions.
+    pub fn branch_len(&self, name: &str) -> u64 {
+        let history = self.0.parts.history.read();
+        history.branches().get(name).map_or(0, |b| b.len)
+    }
+
     /// A version by its place.
     pub fn numbered(&self, branch: &str, number: u64) -> Option<Arc<Numbered>> {
         self.0.parts.history.read().numbered(branch, number).cloned()

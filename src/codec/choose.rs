@@ -112,6 +112,9 @@ fn cost(codec: Codec, len: usize) -> usize {
 fn likely(input: Input<'_>) -> Vec<(Codec, usize)> {
     use Codec::{DiffPlanes, DiffSparse, Planes, XorPlanes, Zstd, ZstdRef};
     if input.raw.len() <= SMALL {
+        if is_unrelated(input) {
+            return vec![(ZstdRef, 0), (Planes, 0), (Zstd, 0)];
+        }
         return [
             in_classes(input.number),
             DiffSparse,
@@ -132,6 +135,16 @@ fn likely(input: Input<'_>) -> Vec<(Codec, usize)> {
     }
     likely.extend(by_sample(input, copies));
     likely
+}
+
+/// Whether the base of bytes without a type has other bytes nearly everywhere, as a small file of a like name may have: what
+/// codes differences then makes nothing smaller, and takes most of the time that such a file does.
+fn is_unrelated(input: Input<'_>) -> bool {
+    let same = |base: &[u8]| input.raw.iter().zip(base).filter(|(x, b)| x == b).count();
+    input.number == Number::Bytes
+        && input
+            .base
+            .is_some_and(|base| same(base) * 4 < input.raw.len().min(base.len()))
 }
 
 /// Encodes a sample with the codecs that see elements one by one, and names the two best with what they should cost.

@@ -26,7 +26,7 @@ impl Namespace {
             return Ok(None);
         };
         self.refresh();
-        if self.store.branches().iter().any(|b| b == name) {
+        if self.store.has_branch(name) {
             return Ok(Some(Place::Branch(door, name.into())));
         }
         let link = Name::Word(name.to_owned());
@@ -107,8 +107,7 @@ impl Namespace {
     /// A branch changes when a version is added to it.
     pub(super) fn branch_attr(&self, branch: &str) -> Attr {
         self.refresh();
-        let versions = self.store.versions(branch).unwrap_or_default();
-        let size = versions.iter().fold(0u64, |n, v| n.saturating_add(v.version.len));
+        let size = self.store.branch_len(branch);
         let time = self.store.latest(branch).map(|v| v.version.time);
         let none = self.plain(FileKind::Dir, 0o755, size, Timestamp::default());
         match time {

@@ -6,7 +6,7 @@ use super::tree::Timestamp;
 use super::version::{Numbered, Version};
 use crate::error::{Error, Kind, Result};
 use crate::id::VersionId;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The branch that always exists.
@@ -19,6 +19,8 @@ pub struct Branch {
     pub from: Option<VersionId>,
     /// Its versions, oldest first.
     pub versions: Vec<Arc<Numbered>>,
+    /// Bytes of all files of these.
+    pub len: u64,
 }
 
 impl Branch {
@@ -37,8 +39,7 @@ impl Branch {
 pub struct History {
     branches: BTreeMap<String, Branch>,
     tags: BTreeMap<String, VersionId>,
-    by_id: HashMap<VersionId, Arc<Numbered>>,
-    sorted_ids: BTreeMap<VersionId, ()>,
+    by_id: BTreeMap<VersionId, Arc<Numbered>>,
     repacks: u64,
 }
 
@@ -48,8 +49,7 @@ impl Default for History {
         History {
             branches,
             tags: BTreeMap::new(),
-            by_id: HashMap::new(),
-            sorted_ids: BTreeMap::new(),
+            by_id: BTreeMap::new(),
             repacks: 0,
         }
     }
@@ -88,15 +88,15 @@ impl History {
                     files,
                     stored,
                 });
+                b.len = b.len.saturating_add(v.version.len);
                 b.versions.push(v.clone());
                 self.by_id.insert(id, v);
-                self.sorted_ids.insert(id, ());
             }
             Change::Branch { name, from } => {
                 // One that is there keeps its versions, whatever the journal says.
                 let fresh = Branch {
                     from,
-                    versions: Vec::new(),
+                    ..Branch::default()
                 };
                 self.branches.entry(name).or_insert(fresh);
             }
@@ -156,16 +156,15 @@ impl History {
         }
         let low: VersionId = low.parse()?;
         let mut hits = self
-            .sorted_ids
+            .by_id
             .range(low..)
-            .map(|(id, ())| id)
-            .take_while(|id| id.to_string().starts_with(prefix));
+            .take_while(|(id, _)| id.to_string().starts_with(prefix));
         match (hits.next(), hits.next()) {
             (Some(_), Some(_)) => Err(Error::new(
                 Kind::Usage,
                 format!("{prefix} is the start of more than one version's id"),
             )),
-            (Some(id), None) => Ok(self.by_id.get(id)),
+            (Some((_, version)), None) => Ok(Some(version)),
             (None, _) => Ok(None),
         }
     }

@@ -6,6 +6,7 @@ use crate::id::{FileHasher, VersionId};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -124,10 +125,16 @@ impl Marks {
         let line = line(&gone_text(path));
         let write = || {
             let mut file = OpenOptions::new().read(true).append(true).open(&to)?;
-            // A line that a crash left half-written is cut off, so that this one can be read.
-            let text = fs::read(&to)?;
-            let whole = text.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-            if whole < text.len() {
+            // A line that a crash left half-written is cut off, so that this one can be read. Only then is all of it read: to
+            // do so each time would make `rm -r` of many files read as many times many lines.
+            let len = file.metadata()?.len();
+            let mut last = [b'\n'];
+            if len > 0 {
+                file.read_exact_at(&mut last, len - 1)?;
+            }
+            if last != [b'\n'] {
+                let text = fs::read(&to)?;
+                let whole = text.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
                 file.set_len(whole as u64)?;
             }
             file.write_all(line.as_bytes())

@@ -43,6 +43,7 @@ use marks::{Mark, Marks};
 use names::errno;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use repo::{Repo, absent, find};
+use rustix::fs::Stat;
 use state::{Inner, Key, key_of};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -151,21 +152,27 @@ impl Staging {
     }
 
     fn locate_in(&self, g: &Inner, path: &names::Path) -> Result<Located> {
+        Ok(self.found_in(g, path)?.0)
+    }
+
+    /// Where `path` is served from and, if that is the disk, what stat said of it: asked once, as each answer has to open the
+    /// directory first.
+    fn found_in(&self, g: &Inner, path: &names::Path) -> Result<(Located, Option<Stat>)> {
         let branch = match path {
-            [] => return Ok(Located::Root),
+            [] => return Ok((Located::Root, None)),
             [branch, ..] => self.branch(branch).ok_or_else(|| absent(path))?,
         };
         if path.len() == 1 {
-            return Ok(Located::Branch(branch));
+            return Ok((Located::Branch(branch), None));
         }
         let key = (branch, path[1].clone());
         match self.mark_of(g, &key)?.as_deref() {
-            Some(Mark::Committed { origin }) => self.in_version(origin, &path[2..]),
+            Some(Mark::Committed { origin }) => Ok((self.in_version(origin, &path[2..])?, None)),
             Some(Mark::Dirty { base: Some(base) }) if self.backing()?.stat(&path[..2])?.is_none() => {
-                self.in_version(base, &path[2..])
+                Ok((self.in_version(base, &path[2..])?, None))
             }
             _ => match self.backing()?.stat(path)? {
-                Some(_) => Ok(Located::Disk(self.backing()?.path(path))),
+                Some(stat) => Ok((Located::Disk(self.backing()?.path(path)), Some(stat))),
                 None => Err(absent(path)),
             },
         }
@@ -219,7 +226,8 @@ impl Staging {
     }
 
     fn attr_in(&self, g: &Inner, path: &names::Path) -> Result<Attr> {
-        match self.locate_in(g, path)? {
+        let (at, stat) = self.found_in(g, path)?;
+        match at {
             Located::Version { version, path } => Ok(version_attr(
                 &find(self.repo.as_ref(), &version, &path)?,
                 version.version.time,
@@ -241,7 +249,7 @@ impl Staging {
             }
             Located::Root => self.stat_or_root(&[]),
             Located::Branch(_) => self.stat_or_root(path),
-            Located::Disk(_) => Ok(attr_of(&self.backing()?.stat(path)?.ok_or_else(|| absent(path))?)),
+            Located::Disk(_) => Ok(attr_of(&stat.ok_or_else(|| absent(path))?)),
         }
     }
 

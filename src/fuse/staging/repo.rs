@@ -74,7 +74,7 @@ impl Repo for Store {
     }
 
     fn version(&self, id: &VersionId) -> Option<Arc<Numbered>> {
-        self.by_prefix(&id.to_string())
+        Store::version(self, id)
     }
 
     fn tree(&self, id: &NodeId) -> Result<Arc<Tree>> {

@@ -11,6 +11,7 @@ mod leftovers;
 mod relatives;
 mod repack;
 mod roundtrip;
+mod scale;
 
 use super::*;
 use crate::graph::NodeMeta;
