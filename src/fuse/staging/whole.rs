@@ -29,7 +29,7 @@ impl Staging {
             return;
         };
         let kept = self.each_file(origin, &mut |rel, file| {
-            let path = at.join(names::join(rel));
+            let path = below(at, &names::join(rel));
             // Who has it open sees what is written to it later: a small one, too, must come back then.
             if whole.worth(file.1) || lease::in_use(&path) {
                 whole.adopt(file, &path, home_of(&[&path_of(key), rel].concat()));
@@ -50,7 +50,7 @@ impl Staging {
     pub(super) fn holds_version(&self, at: &Path, origin: &Origin) -> Result<bool> {
         let mut same = true;
         self.each_file(origin, &mut |rel, file| {
-            same = same && hash(&at.join(names::join(rel)))? == *file;
+            same = same && hash(&below(at, &names::join(rel)))? == *file;
             Ok(same)
         })?;
         Ok(same)
@@ -98,11 +98,19 @@ impl Staging {
             if held.is_none() && meta.is_file() {
                 // Nobody opens it for writing through us meanwhile: that would have to wait.
                 let _g = self.lock();
-                held = lease::writable(&root.join(path)).then(|| path.to_owned());
+                held = lease::writable(&below(&root, path)).then(|| path.to_owned());
             }
             Ok(())
         });
         held
+    }
+}
+
+/// A path below an entry, or the entry itself, which is no directory then.
+fn below(root: &Path, path: &Path) -> PathBuf {
+    match path.as_os_str().is_empty() {
+        true => root.to_owned(),
+        false => root.join(path),
     }
 }
 
