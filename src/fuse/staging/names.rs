@@ -230,7 +230,6 @@ mod tests {
         for name in [
             ".model.config",
             ".gitattributes",
-            ".tmp",
             ".tmpfiles",
             ".a.b",
             "..Ab12Cd",
