@@ -56,6 +56,14 @@ def mount(mounts):
 
 
 @pytest.fixture(scope="session")
+def trainers():
+    """Starts trainers in processes of their own."""
+    from trainers import Trainers
+
+    return Trainers()
+
+
+@pytest.fixture(scope="session")
 def make_series():
     """scripts/make-series as a module."""
     loader = importlib.machinery.SourceFileLoader("make_series", str(ROOT / "scripts/make-series"))

@@ -8,6 +8,7 @@ mod whole;
 
 pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Progress};
 pub use crate::commit::{RepackProgress, RepackRequest, Repacked};
+pub use crate::format::is_distributed_part;
 pub use crate::graph::{Entry, EntryKind, MAIN, Numbered, Timestamp, Tree, check_name};
 pub use crate::id::{FileHash, NodeId, VersionId};
 pub use crate::rebuild::{Counters, Slice};
@@ -396,7 +397,7 @@ impl Store {
 pub struct Probe {
     /// Whether it holds tensors.
     pub tensors: bool,
-    /// The files that a `*.index.json` names as shards.
+    /// The files that a `*.index.json` or the `.metadata` of a distributed checkpoint names as shards.
     pub shards: Option<Vec<String>>,
     /// Why it is torn, if its own structure says so.
     pub torn: Option<String>,
@@ -419,6 +420,13 @@ impl format::Source for OnDisk {
 /// The largest index of shards that is read.
 const MAX_INDEX: u64 = 64 << 20;
 
+/// Whether an index was left behind by a save in shards: the whole file that it is called after is there, and no shard is.
+/// `save_pretrained` over an older save removes the shards that it does not write anew, but not their index.
+fn outlived(index: &Path, name: &str, shards: &[String]) -> bool {
+    let whole = index.with_file_name(name.strip_suffix(".index.json").unwrap_or_default());
+    !shards.is_empty() && whole.is_file() && !shards.iter().any(|s| index.with_file_name(s).exists())
+}
+
 fn probe(path: &Path) -> Result<Probe> {
     let at = |e| Error::io(path.display().to_string(), e);
     let file = std::fs::File::open(path).map_err(at)?;
@@ -433,7 +441,11 @@ fn probe(path: &Path) -> Result<Probe> {
     if name.ends_with(".index.json") && len <= MAX_INDEX {
         let mut json = vec![0; len as usize];
         format::Source::read_at(&source, 0, &mut json)?;
-        out.shards = format::index_shards(&json);
+        out.shards = format::index_shards(&json).filter(|shards| !outlived(path, &name, shards));
+    } else if name.ends_with(".metadata") && len <= MAX_INDEX {
+        let mut pickle = vec![0; len as usize];
+        format::Source::read_at(&source, 0, &mut pickle)?;
+        out.shards = Some(format::distributed_parts(&pickle)).filter(|parts| !parts.is_empty());
     }
     if let format::Completeness::Torn(why) = format::completeness(&source, &name)? {
         out.torn = Some(why);

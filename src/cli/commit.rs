@@ -127,6 +127,7 @@ fn from_disk(context: &Context, args: &Args, path: &Path, stop: Stop) -> Result<
         entries: vec![(name, whole)],
         message: args.message.clone(),
         follow_links: args.follow_links,
+        keep_links: false,
         progress: (!bar.is_hidden()).then(|| Arc::new(progress) as _),
         stop: Some(Arc::new(move || stop.is_asked())),
     };

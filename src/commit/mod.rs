@@ -58,6 +58,8 @@ pub struct CommitRequest {
     pub message: String,
     /// Store what symbolic links point at, in place of the links.
     pub follow_links: bool,
+    /// Store an entry that is itself a symbolic link as a link; otherwise what it points at is stored, as `cp` does.
+    pub keep_links: bool,
     /// Told how far it is.
     pub progress: Option<OnProgress>,
     /// Asked whether to stop: nothing is committed then.

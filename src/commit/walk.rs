@@ -54,9 +54,14 @@ pub(super) fn walk(commit: &Commit<'_>) -> Result<Found> {
 }
 
 impl Walk {
-    /// One entry. A symbolic link given by name is followed, as `cp` does with its arguments.
+    /// One entry. A symbolic link given by name is followed, as `cp` does with its arguments, unless links are asked for.
     fn top(&mut self, commit: &Commit<'_>, name: &[u8], source: &Path) -> Result<Entry> {
-        let meta = std::fs::metadata(source).doing(|| source.display().to_string())?;
+        let meta = if commit.request.keep_links {
+            std::fs::symlink_metadata(source)
+        } else {
+            std::fs::metadata(source)
+        };
+        let meta = meta.doing(|| source.display().to_string())?;
         let mut stack: Vec<Frame> = Vec::new();
         let mut finished = self.visit(commit, &mut stack, source, name.to_vec(), name, &meta)?;
         loop {

@@ -79,6 +79,35 @@ pub fn index_shards(json: &[u8]) -> Option<Vec<String>> {
         .map(|i| i.weight_map.0.into_iter().collect())
 }
 
+const PART: &[u8] = b".distcp";
+
+/// How long the name of a part of a distributed checkpoint is that ends where `text` does: `__RANK_NUMBER.distcp`.
+fn part_len(text: &[u8]) -> Option<usize> {
+    let digits = |t: &[u8]| t.iter().rev().take_while(|b| b.is_ascii_digit()).count();
+    let rest = text.strip_suffix(PART)?;
+    let number = digits(rest);
+    let rest = rest[..rest.len() - number].strip_suffix(b"_")?;
+    let rank = digits(rest);
+    let rest = rest[..rest.len() - rank].strip_suffix(b"__")?;
+    (number > 0 && rank > 0).then(|| text.len() - rest.len())
+}
+
+/// Whether a file of this name is a part of a checkpoint that torch.distributed.checkpoint writes.
+pub fn is_distributed_part(name: &[u8]) -> bool {
+    part_len(name) == Some(name.len())
+}
+
+/// The parts that the `.metadata` of a distributed checkpoint names. It is a pickle, in which names are plain.
+pub fn distributed_parts(metadata: &[u8]) -> Vec<String> {
+    let ends = memchr::memmem::find_iter(metadata, PART).map(|at| at + PART.len());
+    let names = ends.filter_map(|end| part_len(&metadata[..end]).map(|len| &metadata[end - len..end]));
+    let names: std::collections::BTreeSet<&[u8]> = names.collect();
+    names
+        .into_iter()
+        .map(|n| String::from_utf8_lossy(n).into_owned())
+        .collect()
+}
+
 #[derive(serde::Deserialize)]
 struct Index {
     weight_map: Shards,

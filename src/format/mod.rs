@@ -25,7 +25,7 @@ mod walk;
 mod wire;
 mod zip;
 
-pub use complete::{Completeness, completeness, index_shards};
+pub use complete::{Completeness, completeness, distributed_parts, index_shards, is_distributed_part};
 pub use crc::SpanCrc;
 pub use cutter::Cutter;
 pub use file_name::file_name;

@@ -221,7 +221,11 @@ impl Files {
         };
         match &*open {
             Open::Dir(_) => return,
-            Open::Staged(_) => {}
+            Open::Staged(staged) => {
+                if let (true, Some(handle)) = (staged.writes, staged.disk()) {
+                    handle.released();
+                }
+            }
             Open::Version(reader) => {
                 if let Reader::Rebuilt { .. } = &**reader
                     && let Some(read) = self.handles.close_reader(ino)

@@ -135,6 +135,7 @@ impl Store {
             )
         };
         let whole = self.whole_files().ok_or_else(none)?;
+        self.refresh()?;
         let mut done = Warmed::default();
         for (_, entry) in self.select(what)? {
             let EntryKind::File { hash, len, .. } = entry.kind else {

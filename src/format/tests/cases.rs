@@ -357,6 +357,25 @@ fn what_is_cut_short_is_torn() {
 }
 
 #[test]
+fn distributed_checkpoints_name_their_parts() {
+    let pickle = b"\x80\x04\x8c\x0c__0_0.distcp\x94\x8c\x0d__13_2.distcp\x94\x8c\x0c__0_0.distcp\x94X\x07\0\0\0.distcp_1_.distcp";
+    assert_eq!(distributed_parts(pickle), ["__0_0.distcp", "__13_2.distcp"]);
+    assert!(distributed_parts(b"").is_empty());
+    assert!(is_distributed_part(b"__0_0.distcp") && is_distributed_part(b"__12_34.distcp"));
+    for name in [
+        "__0.distcp",
+        "__0_.distcp",
+        "a__0_0.distcp",
+        "__0_0.distcp.tmp",
+        ".distcp",
+        "0_0.distcp",
+        "",
+    ] {
+        assert!(!is_distributed_part(name.as_bytes()), "{name}");
+    }
+}
+
+#[test]
 fn indexes_name_their_shards() {
     let json = br#"{"metadata":{"total_size":1},"weight_map":{"a":"2.safetensors","b":"1.safetensors","c":"2.safetensors"}}"#;
     assert_eq!(index_shards(json).unwrap(), ["1.safetensors", "2.safetensors"]);

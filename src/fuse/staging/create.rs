@@ -47,6 +47,7 @@ impl Staging {
             tick,
             wrote: AtomicBool::new(fresh || opened.0 == 0),
             opened,
+            flushed: AtomicBool::new(false),
             rescues: self.rescues(),
             killed: Mutex::new(None),
         }

@@ -30,6 +30,8 @@ pub struct Handle {
     pub(super) wrote: AtomicBool,
     /// What the file looked like when it was opened. The kernel may write to it by itself.
     pub(super) opened: Stamp,
+    /// A descriptor of it was closed by its process.
+    pub(super) flushed: AtomicBool,
     /// How often the cache had made room on a full disk by then.
     pub(super) rescues: u64,
     /// What was put on record when a process died holding it, and what the file looked like then.
@@ -76,6 +78,7 @@ impl Handle {
         if self.writer.is_none() {
             return Ok(());
         }
+        self.flushed.store(true, Ordering::Relaxed);
         let now = stamp(&self.file);
         if !self.wrote.load(Ordering::Acquire) && now == self.opened {
             return Ok(());
@@ -97,6 +100,14 @@ impl Handle {
             None => {}
         }
         Ok(())
+    }
+
+    /// The kernel lets go of the handle. If no process ever closed it, none ever had it: who made or emptied the file was killed
+    /// before it got to write.
+    pub(crate) fn released(&self) {
+        if self.wrote.load(Ordering::Acquire) && !self.flushed.load(Ordering::Relaxed) {
+            self.suspect("its writer was killed while it opened it".to_owned());
+        }
     }
 
     /// fsync or fdatasync of the backing file.

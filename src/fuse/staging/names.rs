@@ -1,8 +1,11 @@
 //! What names mean: unfinished work, indexes and shards, and how any name is spelled in ASCII.
 
 use crate::error::{Error, Kind, Result};
+use crate::store::is_distributed_part;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 /// The components of a path below staging/: branch, entry, names inside the entry.
 pub(super) type Path = [Vec<u8>];
@@ -35,12 +38,30 @@ pub(super) fn unfinished(name: &[u8]) -> bool {
     name.starts_with(b".") || unfinished_inside(name)
 }
 
-/// The same for a name inside an entry, where dotfiles are content.
+/// The same for a name inside an entry, where dotfiles are content, but for those that are given by chance.
 pub(super) fn unfinished_inside(name: &[u8]) -> bool {
     name.starts_with(b"tmp-")
+        || by_chance(name)
         || [&b".tmp"[..], b".part", b".incomplete"]
             .iter()
             .any(|s| name.ends_with(s))
+}
+
+/// The names that rsync (`.model.pt.Ab12Cd`, `.~tmp~` with --delay-updates) and save_file (`.tmpAb12Cd`) write under before they
+/// rename: who is killed in between leaves a whole file of such a name, and none of the right one.
+fn by_chance(name: &[u8]) -> bool {
+    let random = |end: &[u8]| {
+        // A word, as in `.model.config`, is none.
+        end.len() == 6 && end.iter().all(u8::is_ascii_alphanumeric) && !end.iter().all(u8::is_ascii_lowercase)
+    };
+    let Some(rest) = name.strip_prefix(b".") else {
+        return false;
+    };
+    let after_a_name = rest
+        .iter()
+        .rposition(|b| *b == b'.')
+        .is_some_and(|dot| dot > 0 && random(&rest[dot + 1..]));
+    after_a_name || rest.strip_prefix(b"tmp").is_some_and(random) || rest == b"~tmp~"
 }
 
 /// The name that unfinished work probably gets in the end: `model.pt.part` and rsync's `.model.pt.Ab12Cd` mean `model.pt`.
@@ -83,6 +104,20 @@ pub(super) fn shard_set(name: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let follows = tail.get(4).is_some_and(u8::is_ascii_digit);
     let head = &head[..head.len() - digits];
     (digits > 0 && follows && head.ends_with(b"-")).then(|| (head.to_vec(), tail.to_vec()))
+}
+
+/// Why one of these files is of a distributed checkpoint whose saving did not come to its end: `.metadata` is written last.
+pub(super) fn without_metadata(files: &[PathBuf]) -> Option<String> {
+    let name = |f: &std::path::Path| f.file_name().unwrap_or_default().as_bytes().to_vec();
+    let finished: BTreeSet<_> = files
+        .iter()
+        .filter(|f| name(f).ends_with(b".metadata"))
+        .map(|f| f.parent())
+        .collect();
+    let part = files
+        .iter()
+        .find(|f| is_distributed_part(&name(f)) && !finished.contains(&f.parent()))?;
+    Some(format!("{}: has no .metadata beside it", part.display()))
 }
 
 /// A name in printable ASCII: all but `A-Z a-z 0-9 . _ -` as `%XX`.
@@ -156,6 +191,17 @@ mod tests {
     }
 
     #[test]
+    fn a_distributed_checkpoint_is_finished_by_its_metadata() {
+        let why = |names: &[&str]| without_metadata(&names.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert!(why(&["step-1/__0_0.distcp", "step-2/.metadata", "step-2/__0_0.distcp"]).is_some());
+        assert!(why(&["__0_0.distcp"]).is_some());
+        assert!(why(&["__0_0.distcp", "__1_0.distcp", ".metadata"]).is_none());
+        // Where each rank writes its own.
+        assert!(why(&["a/__0_0.distcp", "a/__0.metadata"]).is_none());
+        assert!(why(&["other.distcp", "model.pt"]).is_none());
+    }
+
+    #[test]
     fn unfinished_work_is_known_by_its_name() {
         for name in [
             "a.tmp",
@@ -177,6 +223,20 @@ mod tests {
             "incomplete",
         ] {
             assert!(!unfinished(name.as_bytes()), "{name}");
+        }
+        for name in [".model.pt.Ab12Cd", ".part-0.bin.sziu5h", ".tmpAb12Cd", ".~tmp~"] {
+            assert!(unfinished_inside(name.as_bytes()), "{name}");
+        }
+        for name in [
+            ".model.config",
+            ".gitattributes",
+            ".tmpfiles",
+            ".a.b",
+            "..Ab12Cd",
+            "model.Ab12Cd",
+            ".x.Ab12Cd7",
+        ] {
+            assert!(!unfinished_inside(name.as_bytes()), "{name}");
         }
         assert!(!unfinished_inside(b".metadata"));
         assert!(unfinished_inside(b".metadata.tmp"));

@@ -58,6 +58,9 @@ impl Staging {
                     Ok(())
                 })?;
                 if let Some(key) = key {
+                    if !names::unfinished(&key.1) {
+                        log::info!("{}: removed before it was committed", names::show(path));
+                    }
                     self.forget(&mut g, &key);
                 }
                 Ok(())

@@ -125,6 +125,8 @@ impl Repo for Store {
             branch: branch.to_owned(),
             entries,
             message: message.to_owned(),
+            // Where staged files lie on disk, a link would lead elsewhere than it does in the mount.
+            keep_links: true,
             ..CommitRequest::default()
         };
         Store::commit_if(self, &request, confirm)

@@ -255,6 +255,9 @@ impl Staging {
 
     /// Why a directory is incomplete by the structure of its files.
     pub(super) fn torn_inside(&self, root: &Path, files: &[PathBuf]) -> Result<Option<String>> {
+        if let Some(why) = names::without_metadata(files) {
+            return Ok(Some(why));
+        }
         for file in files {
             let probe = self.repo.probe(&root.join(file))?;
             if let Some(why) = probe.torn {

@@ -72,6 +72,12 @@ fn links_are_kept_or_followed_as_asked() {
     assert_eq!(done.links_outside, 0);
     let done = f.commit(&f.path("hub/snapshots/1"));
     assert_eq!(done.links_outside, 1);
+    let link = CommitRequest {
+        keep_links: true,
+        ..request(&f.path("hub/snapshots/1/model.bin"))
+    };
+    let done = f.store.commit(&link).unwrap();
+    assert_eq!((done.links_outside, done.bytes), (1, 0));
     let follow = |name: &str| CommitRequest {
         follow_links: true,
         ..request(&f.path(name))
@@ -136,4 +142,21 @@ fn a_commit_that_is_not_confirmed_is_not_published() {
         0,
         "what was written for it is taken back"
     );
+}
+
+/// What `save_pretrained` leaves that saves one file over several shards.
+#[test]
+fn an_index_left_behind_by_shards_names_none() {
+    let f = Fixture::new();
+    let index = f.write(
+        "model.safetensors.index.json",
+        br#"{"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#,
+    );
+    let named = || f.store.probe(&index).unwrap().shards.map(|s| s.len());
+    assert_eq!(named(), Some(2));
+    f.write("model.safetensors", b"whole");
+    assert_eq!(named(), None);
+    // With one of the shards there, the other is missing.
+    f.write("model-2.safetensors", b"half");
+    assert_eq!(named(), Some(2));
 }

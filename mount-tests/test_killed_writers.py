@@ -1,0 +1,202 @@
+"""Whatever writes into staging, killed at any moment: nothing torn is committed unasked, and what is left can be removed."""
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from safetensors.torch import save_file
+
+import trainers as t
+from files import noise
+from zspace import eventually
+
+# How often each writer is killed, each time in a branch of its own.
+ROUNDS = 4
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Three checkpoint directories, and an archive of them. Their files are no checkpoints by their structure, so that it
+    cannot tell that they are torn."""
+    top = tmp_path_factory.mktemp("sources")
+    for step in (1, 2, 3):
+        for part in range(4):
+            path = top / f"checkpoint-{step}" / ("logs" if part == 3 else "") / f"part-{part}.bin"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(noise(2 * MIB, 10 * step + part))
+    subprocess.run(["tar", "-C", top, "-cf", top / "all.tar", *(f"checkpoint-{n}" for n in (1, 2, 3))], check=True)
+    yield top
+    shutil.rmtree(top)
+
+
+def checkpoints(top):
+    return sorted(top.glob("checkpoint-*"))
+
+
+# What is copied, where to. "over" writes over older files of these names. Whether a directory is complete cannot be told if its
+# writer dies between two files: only what is in the files counts here.
+WRITERS = {
+    "cp": lambda top, to: ["cp", *checkpoints(top)[0].glob("*.bin"), to],
+    "cp over": lambda top, to: ["cp", *checkpoints(top)[0].glob("*.bin"), to],
+    "cp -a": lambda top, to: ["cp", "-a", checkpoints(top)[0], to],
+    "cp -r of many": lambda top, to: ["cp", "-r", *checkpoints(top), to],
+    "mv": lambda top, to: ["mv", *checkpoints(top), to],
+    "rsync": lambda top, to: ["rsync", "-a", *checkpoints(top), to],
+    "rsync --inplace over": lambda top, to: ["rsync", "--inplace", *checkpoints(top)[0].glob("*.bin"), to],
+    "rsync --partial": lambda top, to: ["rsync", "-a", "--partial", *checkpoints(top), to],
+    "rsync --append-verify": lambda top, to: ["rsync", "-a", "--append-verify", *checkpoints(top), to],
+    "tar x": lambda top, to: ["tar", "-C", to, "-xf", top / "all.tar"],
+}
+
+
+def size(path):
+    """Bytes of all files below, as far as they can be seen while they come and go."""
+    total = 0
+    for root, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_size
+            except FileNotFoundError:
+                pass
+    return total
+
+
+def files(top):
+    return {p.relative_to(top): p.read_bytes() for p in top.rglob("*") if p.is_file()}
+
+
+def lines(mount, branch):
+    return [line for line in mount.status().splitlines() if line.startswith(f"{branch}/")]
+
+
+def settled(mount, branches):
+    """Waits until every entry is committed or waits for somebody to say what to do."""
+    decided = ("  committed  ", "  waiting  ")
+    undecided = lambda: [l for b in branches for l in lines(mount, b) if not any(word in l for word in decided)]
+    eventually(lambda: not undecided(), undecided, seconds=40)
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_killed_at_any_moment(mount, sources, tmp_path, how):
+    moment = random.Random(how)
+    old = {}
+    branches = [f"round-{n}" for n in range(ROUNDS)]
+    for branch in branches:
+        mount.staging(branch).mkdir()
+        if how.endswith("over"):
+            for path in checkpoints(sources)[0].glob("*.bin"):
+                old[path.relative_to(path.parent)] = noise(2 * MIB, 99)
+                (mount.staging(branch) / path.name).write_bytes(noise(2 * MIB, 99))
+    if old:
+        settled(mount, branches)
+    before = {branch: mount.versions(branch) for branch in branches}
+    for branch in branches:
+        top = sources
+        if how == "mv":
+            top = tmp_path / branch
+            shutil.copytree(sources, top)
+        to = mount.staging(branch)
+        start = size(to) if not how.endswith("over") else None
+        writer = subprocess.Popen(WRITERS[how](top, to), start_new_session=True, stderr=subprocess.DEVNULL)
+        while writer.poll() is None and size(to) == start:
+            pass
+        time.sleep(moment.uniform(0, 0.03))
+        os.killpg(writer.pid, signal.SIGKILL) if writer.poll() is None else None
+        writer.wait()
+    settled(mount, branches)
+    want = files(sources) | {p.relative_to(p.parent): p.read_bytes() for p in checkpoints(sources)[0].glob("*.bin")}
+    for branch in branches:
+        for number in mount.versions(branch):
+            for name, data in files(mount.version(number, branch)).items():
+                assert data in (want.get(name), old.get(name)), (branch, number, str(name), len(data))
+        # What is not whole waits, and says so.
+        for name, data in files(mount.staging(branch)).items():
+            entry = name.parts[0]
+            if data != want.get(name) and data != old.get(name):
+                state = [l for l in lines(mount, branch) if l.split()[0] == f"{branch}/{entry}"]
+                assert len(state) == 1 and "committed" not in state[0], (name, mount.status())
+        for path in mount.staging(branch).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert lines(mount, branch) == []
+        assert set(before[branch]) <= set(mount.versions(branch))
+
+
+def test_tar_killed_half_way(mount, sources):
+    """At a moment that is known: within the third file of the second directory."""
+    archive = (sources / "all.tar").read_bytes()
+    tar = subprocess.Popen(["tar", "-C", mount.staging(), "-xf", "-"], stdin=subprocess.PIPE)
+    tar.stdin.write(archive[: 13 * MIB])
+    tar.stdin.flush()
+    second = mount.staging() / "checkpoint-2"
+    eventually(lambda: second.is_dir() and size(second) > 4 * MIB, "tar is at the second directory")
+    tar.kill()
+    tar.wait()
+    tar.stdin.close()
+    assert "was killed" in mount.wait_for_status("main/checkpoint-2", "waiting")
+    settled(mount, ["main"])
+    assert mount.versions() == [1] and os.listdir(mount.version(1)) == ["checkpoint-1"]
+    subprocess.run(["tar", "-C", mount.staging(), "-xf", sources / "all.tar"], check=True)
+    settled(mount, ["main"])
+    want, have = files(sources), {}
+    del want[(sources / "all.tar").relative_to(sources)]
+    for number in mount.versions():
+        held = files(mount.version(number))
+        assert held.items() <= want.items(), os.listdir(mount.version(number))
+        have |= held
+    assert have.keys() == want.keys(), mount.status()
+
+
+@pytest.mark.xfail(strict=False, reason="a CREATE that is followed by RELEASE without FLUSH counts as a writer that closed")
+def test_killed_while_it_makes_a_file(mount):
+    """The kernel gives up an open(2) half way if its process is killed: the file is there, empty, and nobody ever had it open."""
+    moment = random.Random(2)
+    branch = mount.staging("many")
+    branch.mkdir()
+    for number in range(40):
+        directory = branch / f"d{number}"
+        directory.mkdir()
+        child = os.fork()
+        if child == 0:
+            for n in range(100_000):
+                file = os.open(directory / f"f{n}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                os.write(file, bytes(5000))
+                os.close(file)
+            os._exit(0)
+        time.sleep(moment.uniform(0.01, 0.03))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    settled(mount, ["many"])
+    for number in mount.versions("many"):
+        torn = [str(p) for p in mount.version(number, "many").rglob("*") if p.is_file() and p.stat().st_size != 5000]
+        assert torn == []
+
+
+@pytest.mark.parametrize("library", ["torch.save", "save_file"])
+def test_a_library_killed_while_it_saves_over_an_old_file(mount, trainers, library):
+    """What was there before is a version; what is torn waits, and a whole file takes its place."""
+    name = "model.pt" if library == "torch.save" else "model.safetensors"
+    staged = mount.staging() / name
+    trainers.run(t.save_large, library, staged, 1)
+    first = (mount.wait_for(1) / name).read_bytes()
+    process = trainers.start(t.save_large, library, staged, 2)
+    temporary = lambda: [p for p in mount.staging().iterdir() if p.name != name]
+    eventually(lambda: temporary() or staged.stat().st_size != len(first), "the file is being written")
+    process.kill()
+    process.join()
+    settled(mount, ["main"])
+    for number in mount.versions():
+        assert len((mount.version(number) / name).read_bytes()) == len(first)
+    assert (mount.version(1) / name).read_bytes() == first
+    waiting = [line for line in lines(mount, "main") if "committed" not in line]
+    if len(mount.versions()) == 1:
+        assert len(waiting) == 1, mount.status()
+    for path in temporary():
+        path.unlink()
+    number = max(mount.versions()) + 1
+    trainers.run(t.save_large, library, staged, 3)
+    assert (mount.wait_for(number) / name).read_bytes() not in (b"", first)
+    assert all("committed" in line for line in lines(mount, "main"))
