@@ -150,7 +150,6 @@ def test_tar_killed_half_way(mount, sources):
     assert have.keys() == want.keys(), mount.status()
 
 
-@pytest.mark.xfail(strict=False, reason="a CREATE that is followed by RELEASE without FLUSH counts as a writer that closed")
 def test_killed_while_it_makes_a_file(mount):
     """The kernel gives up an open(2) half way if its process is killed: the file is there, empty, and nobody ever had it open."""
     moment = random.Random(2)

@@ -319,7 +319,8 @@ impl WholeFiles {
     /// `go_on` is asked now and then. Whether it is here now; it is not if there is no room.
     pub fn build(&self, key: &FileKey, view: &FileView, go_on: &dyn Fn() -> bool) -> Result<bool> {
         let stopped = || Error::new(Kind::Stopped, "the mount is ending");
-        match self.kept.lock().files.get(key).map(|one| one.proven.is_some()) {
+        let here = self.kept.lock().files.get(key).map(|one| one.proven.is_some());
+        match here {
             Some(true) => return Ok(true),
             Some(false) => {}
             None if !self.worth(key.1) || !self.make_room(key.1, Some(key)) => return Ok(false),
