@@ -30,7 +30,7 @@ impl Staging {
         };
         let kept = self.each_file(origin, &mut |rel, file| {
             let home = home_of(&[&path_of(key), rel].concat());
-            whole.adopt(file, &at.join(names::join(rel)), home);
+            whole.adopt(file, &below(at, rel), home);
             Ok(true)
         });
         if let Err(e) = kept {
@@ -42,7 +42,7 @@ impl Staging {
     pub(super) fn holds_version(&self, at: &Path, origin: &Origin) -> Result<bool> {
         let mut same = true;
         self.each_file(origin, &mut |rel, file| {
-            same = same && hash(&at.join(names::join(rel)))? == *file;
+            same = same && hash(&below(at, rel))? == *file;
             Ok(same)
         })?;
         Ok(same)
@@ -95,6 +95,15 @@ impl Staging {
             Ok(())
         });
         held
+    }
+}
+
+/// What has the path `rel` below `at`; `at` itself, where that is empty. (Joined to an empty path it would end in a slash, and only
+/// directories have such names.)
+fn below(at: &Path, rel: &names::Path) -> PathBuf {
+    match rel.is_empty() {
+        true => at.to_owned(),
+        false => at.join(names::join(rel)),
     }
 }
 
