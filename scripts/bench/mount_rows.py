@@ -58,14 +58,18 @@ def is_through(path):
         raise Failed(f"{path}: the mount's own pages were read, this is no passthrough")
 
 
-def warm_rows(head, path, source, options, goals, check):
+def hot(what, path, pages, **options):
+    """Runs a client on a file whose pages, which are those of the file `pages`, are all in the page cache."""
+    warm(pages)
+    must_be_cached(pages)
+    return client(what, path, **options)
+
+
+def warm_rows(head, path, pages, source, options, goals):
     """Sequential reads and a summed mapping of a warm version against the same file on the disk."""
     size = source.stat().st_size
     for what, name, goal in (("read", "read() by 1 MiB", goals[0]), ("map-sum", "mapped and summed", goals[1])):
-        warm(source)
-        found = in_turn(options.runs, lambda: client(what, path), lambda: client(what, source))
-        check()
-        must_be_cached(source)
+        found = in_turn(options.runs, lambda: hot(what, path, pages), lambda: hot(what, source, source))
         yield Row(f"{head}, {shown(size)}: {name}", "the file on disk, cached", goal, "speed", *found, size=size)
 
 
@@ -77,21 +81,13 @@ def big(work, options):
         path, beside = stage(mount, source)
         if "1" in options.only:
             whole = whole_file(store, options.size)
-            warm(whole)
-
-            def is_whole():
-                must_be_cached(whole)
-                is_through(path)
-
-            yield from warm_rows("1. whole in the cache, passthrough", path, beside, options, (0.82, 0.8), is_whole)
+            yield from warm_rows("1. whole in the cache, passthrough", path, whole, beside, options, (0.82, 0.8))
+            is_through(path)
     if "2" in options.only:
         shutil.rmtree(store / "cache")  # as much of the page cache is needed otherwise
         with mounted(store, mnt, no_passthrough=True, cache=0) as mount:
             path = mount.version(1) / source.name
-            warm(path)
-            in_kernel = lambda: must_be_cached(path)  # noqa: E731
-            in_kernel()
-            yield from warm_rows("2. no passthrough, kernel's cache", path, beside, options, (0.7, 0.7), in_kernel)
+            yield from warm_rows("2. no passthrough, kernel's cache", path, path, beside, options, (0.7, 0.7))
 
 
 def shown(size):
@@ -191,12 +187,12 @@ def loads(work, options):
             path, beside = stage(mount, source)
             whole = whole_file(store, size)
             for what, name, goal, fill in deeds:
-                warm(beside), warm(whole)
                 fills = fill * size
                 found = in_turn(
-                    options.runs, lambda: client(what, path, fill=fills), lambda: client(what, beside, fill=fills)
+                    options.runs,
+                    lambda: hot(what, path, whole, fill=fills),
+                    lambda: hot(what, beside, beside, fill=fills),
                 )
-                must_be_cached(beside, whole)
                 is_through(path)
                 title = f"5. warm .{suffix}, {shown(size)}: {name}"
                 yield Row(title, "the file on disk, cached", goal, "time", *found)
