@@ -285,3 +285,14 @@ def test_what_is_written_through_a_mapping_after_a_commit_on_request_is_not_lost
     assert (mount.version(1) / "a.bin").read_bytes()[0] == 1
     assert (mount.version(2) / "a.bin").read_bytes()[0] == 2
     assert path.read_bytes()[0] == 2
+
+
+def test_the_files_of_a_directory_are_kept_whole_too(mount):
+    data = {name: noise(2 * MIB, i) for i, name in enumerate(["a.bin", "b.bin"])}
+    (mount.staging() / "run").mkdir()
+    for name, bytes in data.items():
+        (mount.staging() / "run" / name).write_bytes(bytes)
+    mount.wait_for_status("run", "committed")
+    for name, bytes in data.items():
+        whole(mount, bytes)
+        assert (mount.staging() / "run" / name).read_bytes() == bytes

@@ -153,8 +153,17 @@ def render(results):
     order = sorted(results["series"], key=lambda name: known.index(name) if name in known else len(known))
     sections = [section for name in order if (section := series_section(name, results["series"][name]))]
     parts = [HEAD, "## Goals\n\n" + goals(results), EXPLAINED, "## Series\n\n" + "\n\n".join(sections)]
-    parts += [codec_section(results["codecs"]), ways_section()]
+    parts += [results.get("mount"), codec_section(results["codecs"]), ways_section()]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def put_section(path, section):
+    """Replaces one section of the document, or puts it before the codecs; the others stay as they are."""
+    text, heading = path.read_text(), section.split("\n", 1)[0]
+    parts = [part for part in re.split(r"^(?=## )", text, flags=re.MULTILINE) if part.split("\n", 1)[0] != heading]
+    at = next((i for i, part in enumerate(parts) if part.startswith("## Codecs")), len(parts))
+    parts.insert(at, section.strip() + "\n")
+    path.write_text("\n\n".join(part.strip() for part in parts) + "\n")
 
 
 def headings(text):
