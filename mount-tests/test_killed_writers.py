@@ -4,6 +4,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 import trainers as t
 from files import noise
-from zspace import eventually
+from zspace import SETTLE_DIR, eventually
 
 # How often each writer is killed, each time in a branch of its own.
 ROUNDS = 4
@@ -199,3 +200,59 @@ def test_a_library_killed_while_it_saves_over_an_old_file(mount, trainers, libra
     trainers.run(t.save_large, library, staged, 3)
     assert (mount.wait_for(number) / name).read_bytes() not in (b"", first)
     assert all("committed" in line for line in lines(mount, "main"))
+
+
+def python(script, *args):
+    return subprocess.Popen([sys.executable, "-c", script, *map(str, args)])
+
+
+WRITE = "import os, sys, time, shutil\nd = sys.argv[1]; os.makedirs(d)\nfor n in 'ab': open(d + '/' + n, 'wb').write(n.encode() * 5000)\n"
+
+
+def test_a_directory_whose_writer_is_killed_between_two_files_waits(mount):
+    directory = mount.staging() / "checkpoint-1"
+    writer = python(WRITE + "time.sleep(100)", directory)
+    eventually(lambda: (directory / "b").is_file() and (directory / "b").stat().st_size == 5000, "both files")
+    writer.kill()
+    writer.wait()
+    line = mount.wait_for_status("checkpoint-1", "waiting")
+    assert "was killed" in line and str(writer.pid) in line
+    time.sleep(3 * SETTLE_DIR)
+    assert mount.versions() == []
+    mount.zspace.commit(directory)
+    assert mount.versions() == [1]
+
+
+def test_a_writer_that_is_killed_after_its_directory_has_settled_does_not_count(mount):
+    writer = python(WRITE + "time.sleep(100)", mount.staging() / "checkpoint-1")
+    mount.wait_for(1)
+    writer.kill()
+    writer.wait()
+    assert "waiting" not in mount.status()
+
+
+def test_a_checkpoint_that_its_trainer_removes_before_it_settles_is_a_version(mounts):
+    mount = mounts(**{"settle-dir": 5})
+    rotating = "time.sleep(1.5)\nshutil.rmtree(d)\n"
+    assert python(WRITE + rotating, mount.staging() / "checkpoint-1").wait() == 0
+    assert not (mount.staging() / "checkpoint-1").exists()
+    version = mount.wait_for(1)
+    assert [(version / "checkpoint-1" / n).read_bytes() for n in "ab"] == [b"a" * 5000, b"b" * 5000]
+    assert os.listdir(mount.zspace.store / "staging/rotated") == []
+
+
+def test_what_somebody_else_removes_before_it_settles_is_gone(mounts):
+    mount = mounts(**{"settle-dir": 4})
+    directory = mount.staging() / "checkpoint-1"
+    assert python(WRITE, directory).wait() == 0
+    time.sleep(1.5)
+    shutil.rmtree(directory)
+    time.sleep(4)
+    assert mount.versions() == []
+
+
+def test_a_checkpoint_of_which_only_a_part_is_removed_settles_without_it(mounts):
+    mount = mounts(**{"settle-dir": 3})
+    assert python(WRITE + "time.sleep(1.5)\nos.remove(d + '/a')\n", mount.staging() / "checkpoint-1").wait() == 0
+    assert os.listdir(mount.exactly(1) / "checkpoint-1") == ["b"]
+    assert os.listdir(mount.zspace.store / "staging/rotated") == []

@@ -8,7 +8,7 @@ use super::files::Files;
 use super::killed::{Held, Watch};
 use super::passthrough::{Passthrough, backing};
 use super::pool::Pool;
-use super::staging::{SetAttr, SetTime};
+use super::staging::{SetAttr, SetTime, for_client};
 use crate::error::Result;
 use crate::store::Timestamp;
 use fuser::{
@@ -73,9 +73,9 @@ impl DoorFs {
         self.data.run(move || job(&files));
     }
 
-    fn change(&self, job: impl FnOnce(&Files) + Send + 'static) {
-        let files = self.files.clone();
-        self.changes.run(move || job(&files));
+    fn change(&self, req: &Request, job: impl FnOnce(&Files) + Send + 'static) {
+        let (files, client) = (self.files.clone(), req.pid());
+        self.changes.run(move || for_client(client, || job(&files)));
     }
 }
 
@@ -164,7 +164,7 @@ impl Filesystem for DoorFs {
             mtime: mtime.map(time),
         };
         let held = self.clients.hold(req.pid(), reply);
-        self.change(move |files| {
+        self.change(req, move |files| {
             let changed = files.set_attr(ino.0, fh.map(|f| f.0), &change);
             match (held.take(), changed) {
                 (Some(reply), Ok(attr)) => reply.attr(&Duration::ZERO, &file_attr(ino.0, &attr)),
@@ -192,30 +192,40 @@ impl Filesystem for DoorFs {
         reply: ReplyEntry,
     ) {
         let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
-        self.change(move |files| answer_entry(reply, files.make_node(parent.0, &name, mode, by)));
+        self.change(req, move |files| {
+            answer_entry(reply, files.make_node(parent.0, &name, mode, by))
+        });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
-        self.change(move |files| answer_entry(reply, files.make_dir(parent.0, &name, mode, by)));
+        self.change(req, move |files| {
+            answer_entry(reply, files.make_dir(parent.0, &name, mode, by))
+        });
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
         let held = self.clients.hold(req.pid(), reply);
-        self.change(move |files| answer_held(held, files.remove(parent.0, &name, false)));
+        self.change(req, move |files| {
+            answer_held(held, files.remove(parent.0, &name, false))
+        });
     }
 
     fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
         let held = self.clients.hold(req.pid(), reply);
-        self.change(move |files| answer_held(held, files.remove(parent.0, &name, true)));
+        self.change(req, move |files| {
+            answer_held(held, files.remove(parent.0, &name, true))
+        });
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let (name, by) = (name.as_bytes().to_vec(), caller(req, 0));
         let target = target.as_os_str().as_bytes().to_vec();
-        self.change(move |files| answer_entry(reply, files.make_link(parent.0, &name, &target, by)));
+        self.change(req, move |files| {
+            answer_entry(reply, files.make_link(parent.0, &name, &target, by))
+        });
     }
 
     fn rename(
@@ -230,21 +240,23 @@ impl Filesystem for DoorFs {
     ) {
         let (from, to) = (name.as_bytes().to_vec(), new_name.as_bytes().to_vec());
         let held = self.clients.hold(req.pid(), reply);
-        self.change(move |files| {
+        self.change(req, move |files| {
             let result = files.rename((parent.0, &from), (new_parent.0, &to), flags.bits());
             answer_held(held, result);
         });
     }
 
-    fn link(&self, _req: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn link(&self, req: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let name = name.as_bytes().to_vec();
-        self.change(move |files| answer_entry(reply, files.link(ino.0, parent.0, &name)));
+        self.change(req, move |files| {
+            answer_entry(reply, files.link(ino.0, parent.0, &name))
+        });
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let held = self.clients.hold(req.pid(), reply);
         let through = self.through.clone();
-        self.change(move |files| {
+        self.change(req, move |files| {
             let register = |file: &File| through.register(|| held.with(|reply| reply.open_backing(file)));
             let opened = files.open(ino.0, flags.0, &register);
             match (held.take(), opened) {
@@ -287,7 +299,7 @@ impl Filesystem for DoorFs {
 
     fn write(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -299,7 +311,7 @@ impl Filesystem for DoorFs {
     ) {
         let data = data.to_vec();
         let strip = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        self.change(move |files| match files.write(fh.0, offset, &data, strip) {
+        self.change(req, move |files| match files.write(fh.0, offset, &data, strip) {
             Ok(n) => reply.written(u32::try_from(n).unwrap_or(u32::MAX)),
             Err(e) => reply.error(errno(&e)),
         });
@@ -307,12 +319,12 @@ impl Filesystem for DoorFs {
 
     fn flush(&self, req: &Request, _ino: INodeNo, fh: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
         let pid = req.pid();
-        self.change(move |files| answer_empty(reply, files.flush(fh.0, pid)));
+        self.change(req, move |files| answer_empty(reply, files.flush(fh.0, pid)));
     }
 
     fn release(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
@@ -320,7 +332,7 @@ impl Filesystem for DoorFs {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.change(move |files| {
+        self.change(req, move |files| {
             files.release(ino.0, fh.0);
             reply.ok();
         });
@@ -328,7 +340,7 @@ impl Filesystem for DoorFs {
 
     fn fsync(&self, req: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let held = self.clients.hold(req.pid(), reply);
-        self.change(move |files| answer_held(held, files.sync(fh.0, datasync)));
+        self.change(req, move |files| answer_held(held, files.sync(fh.0, datasync)));
     }
 
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -390,8 +402,10 @@ impl Filesystem for DoorFs {
         reply.ok();
     }
 
-    fn fsyncdir(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.change(move |files| answer_empty(reply, files.sync_dir(ino.0, datasync)));
+    fn fsyncdir(&self, req: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.change(req, move |files| {
+            answer_empty(reply, files.sync_dir(ino.0, datasync))
+        });
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -415,7 +429,7 @@ impl Filesystem for DoorFs {
 
     fn setxattr(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -424,7 +438,9 @@ impl Filesystem for DoorFs {
         reply: ReplyEmpty,
     ) {
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
-        self.change(move |files| answer_empty(reply, files.set_xattr(ino.0, &name, &value, flags)));
+        self.change(req, move |files| {
+            answer_empty(reply, files.set_xattr(ino.0, &name, &value, flags))
+        });
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -448,9 +464,11 @@ impl Filesystem for DoorFs {
         });
     }
 
-    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
-        self.change(move |files| answer_empty(reply, files.remove_xattr(ino.0, &name)));
+        self.change(req, move |files| {
+            answer_empty(reply, files.remove_xattr(ino.0, &name))
+        });
     }
 
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
@@ -470,7 +488,7 @@ impl Filesystem for DoorFs {
     ) {
         let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
         let through = self.through.clone();
-        self.change(move |files| {
+        self.change(req, move |files| {
             let register = |file: &File| through.register(|| Some(reply.open_backing(file)));
             match files.create(parent.0, &name, mode, flags, by, &register) {
                 Ok((found, opened)) => {
@@ -520,7 +538,7 @@ impl Filesystem for DoorFs {
 
     fn fallocate(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -528,7 +546,9 @@ impl Filesystem for DoorFs {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        self.change(move |files| answer_empty(reply, files.allocate(fh.0, mode, offset, length)));
+        self.change(req, move |files| {
+            answer_empty(reply, files.allocate(fh.0, mode, offset, length))
+        });
     }
 
     fn lseek(

@@ -62,7 +62,8 @@ impl Reader {
             Reader::Whole(whole) => return whole.read(offset, len).map(Slice::Owned),
         };
         served.fetch_add(len as u64, Ordering::Relaxed);
-        let ahead = streams.lock().read(offset, len as u64, view.len());
+        let tensor = |at| view.tensor_around(at);
+        let ahead = streams.lock().read(offset, len as u64, view.len(), tensor);
         if let Some((from, len)) = ahead {
             view.read_ahead(from, usize::try_from(len).unwrap_or(usize::MAX));
         }

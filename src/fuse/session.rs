@@ -20,9 +20,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Threads that take requests from the kernel.
 const EVENT_THREADS: usize = 2;
-/// The kernel's readahead of a file, in KiB. More would help sequential reads little and make the page faults of a scattered
-/// reader rebuild more than it wants.
-const READAHEAD_KIB: u32 = 4096;
+/// The kernel's readahead of a file, in KiB. What is wanted next is rebuilt ahead anyway; more than this helps sequential reads
+/// little, and a page fault asks for as much around it: a small tensor would take several times as long.
+const READAHEAD_KIB: u32 = 512;
 
 /// How a mount behaves.
 #[derive(Clone, Debug)]

@@ -17,6 +17,8 @@ pub struct FileView {
     body: Body,
     torch_paths: OnceLock<Arc<TensorPaths>>,
     npy_paths: OnceLock<Arc<TensorPaths>>,
+    /// Where its tensors lie, in order.
+    spans: OnceLock<Vec<Range<u64>>>,
 }
 
 /// Path components of tensors' files, each with the tensor's place.
@@ -59,6 +61,7 @@ impl FileView {
             body: Body::Stored(file),
             torch_paths: OnceLock::new(),
             npy_paths: OnceLock::new(),
+            spans: OnceLock::new(),
         }
     }
 
@@ -68,6 +71,7 @@ impl FileView {
             body,
             torch_paths: OnceLock::new(),
             npy_paths: OnceLock::new(),
+            spans: OnceLock::new(),
         })
     }
 
@@ -102,6 +106,26 @@ impl FileView {
             Body::Stored(f) => f.read(offset, len),
             Body::Laid(f) => f.read(offset, len),
         }
+    }
+
+    /// The bytes of the tensor that lies at `offset`, if one does. The file of a view is as if all of it were one.
+    pub fn tensor_around(&self, offset: u64) -> Option<Range<u64>> {
+        let Body::Stored(f) = &self.body else {
+            return Some(0..self.len());
+        };
+        let spans = self.spans.get_or_init(|| {
+            let layout = f.layout();
+            let span = |t: &format::Tensor| {
+                let (start, len) = layout.tensor_span(t);
+                start..start.saturating_add(len)
+            };
+            let mut spans: Vec<_> = layout.tensors.iter().map(span).collect();
+            spans.sort_unstable_by_key(|s| (s.start, s.end));
+            spans
+        });
+        let before = spans.partition_point(|s| s.start <= offset);
+        let span = spans.get(before.checked_sub(1)?)?;
+        span.contains(&offset).then(|| span.clone())
     }
 
     /// Starts rebuilding the chunks of a range in the background.

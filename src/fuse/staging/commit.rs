@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Failures are retried after this long, doubled each time up to [`RETRY_LIMIT`].
 const RETRY: Duration = Duration::from_secs(2);
-const RETRY_LIMIT: Duration = Duration::from_secs(120);
+pub(super) const RETRY_LIMIT: Duration = Duration::from_secs(120);
 /// Changes that come in bursts are looked at together.
 const PAUSE: Duration = Duration::from_millis(20);
 /// No file system here tells times apart more coarsely.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What `status` says of a file that was written to while the disk was full.
-const FULL: &str = "the disk was full while it was being written";
+const FULL: &str = "no space was left on the disk while it was being written";
 
 /// An open staged file. Dropping it is its RELEASE: what ends a writer.
 pub struct Handle {

@@ -86,6 +86,10 @@ impl Staging {
     ) -> Result<T> {
         if done.is_ok() {
             g.touch(path, self.clock.now());
+            g.sign(path);
+            if let Some(key) = key_of(path) {
+                self.drop_aside(g, &key);
+            }
             self.wake(g);
             return done;
         }

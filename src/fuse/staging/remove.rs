@@ -47,8 +47,9 @@ impl Staging {
                 self.remove_committed(&mut g, path)
             }
             Located::Disk(_) => {
-                let key = key_of(path).filter(|_| path.len() == 2);
-                self.change(&mut g, path, Need::Whole, |b, g| {
+                let inside = key_of(path);
+                let aside = inside.as_ref().and_then(|key| self.aside(&mut g, key));
+                let done = self.change(&mut g, path, Need::Whole, |b, g| {
                     let (parent, name) = b.parent(path)?;
                     let flags = if dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
                     rustix::fs::unlinkat(&parent, name, flags)
@@ -56,13 +57,20 @@ impl Staging {
                     g.orphan(path);
                     g.clear(path);
                     Ok(())
-                })?;
-                if let Some(key) = key {
-                    if !names::unfinished(&key.1) {
-                        log::info!("{}: removed before it was committed", names::show(path));
+                });
+                let Some(key) = inside else { return done };
+                if done.is_err() || path.len() > 2 {
+                    if let Some(e) = g.entries.get_mut(&key) {
+                        e.aside = aside;
                     }
-                    self.forget(&mut g, &key);
+                    return done;
                 }
+                match aside {
+                    Some(at) => self.rotated(&mut g, &key, at),
+                    None if names::unfinished(&key.1) => {}
+                    None => log::info!("{}: removed before it was committed", names::show(path)),
+                }
+                self.forget(&mut g, &key);
                 Ok(())
             }
         }

@@ -50,7 +50,7 @@ impl Next {
 impl Staging {
     /// Commits what is due and says when to look again, unless something changes before.
     pub(super) fn step(&self) -> Option<Duration> {
-        let mut next = Next::default();
+        let mut next = Next(self.commit_rotated());
         for (branch, candidates) in self.candidates() {
             let mut loose = Vec::new();
             for c in candidates {
@@ -125,6 +125,17 @@ impl Staging {
         }
     }
 
+    /// Whether one of those who changed the directory was killed before it was left alone: then files may be missing, or be left
+    /// from before. Asked once it has been left alone; from then on its writers may end as they like.
+    fn abandoned(&self, c: &Candidate) -> Option<String> {
+        let mut g = self.lock();
+        self.drop_aside(&mut g, &c.key);
+        let by = std::mem::take(&mut g.entries.get_mut(&c.key)?.by);
+        let why = by.iter().find_map(|p| p.killed())?;
+        g.suspects.entry(path_of(&c.key)).or_insert_with(|| why.clone());
+        Some(why)
+    }
+
     fn suspicion(&self, c: &Candidate) -> Option<String> {
         let g = self.lock();
         g.suspect(&path_of(&c.key))
@@ -142,6 +153,11 @@ impl Staging {
             return next.at(due);
         }
         if let Some(why) = self.suspicion(&c) {
+            return self.park(&c, why);
+        }
+        if !c.at_once
+            && let Some(why) = self.abandoned(&c)
+        {
             return self.park(&c, why);
         }
         if c.thinned {

@@ -29,7 +29,7 @@ impl Staging {
         let dir = repo.dir().join("staging");
         let lock = if read_only { None } else { take(&dir)? };
         if lock.is_some() {
-            for sub in ["tree", "tree/main", "state", "hidden", "copy", "trash"] {
+            for sub in ["tree", "tree/main", "state", "hidden", "copy", "trash", "rotated"] {
                 fs::create_dir_all(dir.join(sub)).doing(|| format!("make {}", dir.join(sub).display()))?;
             }
             sync_dir(&dir)?;
@@ -58,7 +58,7 @@ impl Staging {
 
     /// Takes up what the last owner left, however it ended.
     fn recover(&self) -> Result<()> {
-        for sub in ["copy", "trash"] {
+        for sub in ["copy", "trash", "rotated"] {
             for name in fs::read_dir(self.dir.join(sub)).doing(|| format!("list staging/{sub}"))? {
                 remove_all(&name.doing(|| format!("list staging/{sub}"))?.path())?;
             }

@@ -3,7 +3,10 @@
 use super::backing::Look;
 use super::marks::{Mark, Origin};
 use super::names;
+use super::process::{Process, Processes};
+use super::rotated::Rotated;
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -54,6 +57,10 @@ pub(super) struct Entry {
     pub failed: Option<Failure>,
     /// Why it is not committed, and the generation of the branch in which that was found.
     pub parked: Option<(u64, String)>,
+    /// Who changed it since it was last seen settled.
+    pub by: Vec<Arc<Process>>,
+    /// Where its files were linked aside before the first was removed.
+    pub aside: Option<PathBuf>,
     /// What was published while writers still had it open.
     pub published: Option<Published>,
 }
@@ -81,6 +88,8 @@ impl Entry {
             committing: false,
             failed: None,
             parked: None,
+            by: Vec::new(),
+            aside: None,
             published: None,
         }
     }
@@ -122,6 +131,10 @@ pub(super) struct Inner {
     pub draining: bool,
     /// The committer is to end.
     pub stopping: bool,
+    /// What was removed before it was committed.
+    pub rotated: Vec<Rotated>,
+    /// Those who change entries.
+    pub processes: Processes,
     /// There is something new for the committer.
     pub woken: bool,
     next: u64,
@@ -146,6 +159,16 @@ impl Inner {
         if let Some(e) = self.entries.get_mut(&key) {
             e.changed = now;
             e.failed = None;
+        }
+    }
+
+    /// Notes who changed the entry of `path`, if it is somebody's doing.
+    pub(super) fn sign(&mut self, path: &names::Path) {
+        let Some(by) = self.processes.client() else { return };
+        if let Some(e) = key_of(path).and_then(|key| self.entries.get_mut(&key))
+            && !e.by.iter().any(|p| Arc::ptr_eq(p, &by) || p.id == by.id)
+        {
+            e.by.push(by);
         }
     }
 

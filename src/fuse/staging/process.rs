@@ -1,0 +1,149 @@
+//! The processes that change entries, and whether one of them was killed: what it left may be half of what it meant to write.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// Threads whose process is remembered.
+const KNOWN: usize = 256;
+
+thread_local! {
+    /// The thread of a client for whom this one works.
+    static CLIENT: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Works for a client: what changes meanwhile is its doing.
+pub(crate) fn for_client<T>(thread: u32, work: impl FnOnce() -> T) -> T {
+    CLIENT.set(thread);
+    let done = work();
+    CLIENT.set(0);
+    done
+}
+
+/// A process, which keeps its identity after its end.
+#[derive(Debug)]
+pub(super) struct Process {
+    /// Its number.
+    pub id: u32,
+    name: String,
+    fd: OwnedFd,
+}
+
+impl Process {
+    fn of_thread(thread: u32) -> Option<Process> {
+        let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+        let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
+        let id: u32 = field("Tgid:")?.parse().ok()?;
+        let fd = pidfd_open(Pid::from_raw(i32::try_from(id).ok()?)?, PidfdFlags::empty()).ok()?;
+        Some(Process {
+            id,
+            name: field("Name:")?.to_owned(),
+            fd,
+        })
+    }
+
+    /// Whether it has ended, whoever has been told of that.
+    fn ended(&self) -> bool {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
+    }
+
+    /// Why what it left may be incomplete: a signal ended it.
+    pub(super) fn killed(&self) -> Option<String> {
+        let status = if self.ended() { self.status()? } else { return None };
+        (status & 0x7f != 0).then(|| format!("its writer ({}, process {}) was killed", self.name, self.id))
+    }
+
+    /// Its exit status as wait(2) tells it.
+    fn status(&self) -> Option<i32> {
+        let mut info = PidfdInfo {
+            mask: INFO_EXIT,
+            ..PidfdInfo::default()
+        };
+        // SAFETY: the kernel writes at most the bytes whose number is part of the request's number, which are those of `info`.
+        let done = unsafe { libc::ioctl(self.fd.as_raw_fd(), GET_INFO, &mut info) };
+        if done == 0 && info.mask & INFO_EXIT != 0 {
+            return Some(info.exit_code);
+        }
+        // Nobody has waited for it yet, or the kernel is older than Linux 6.15.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id)).ok()?;
+        let (_, tail) = stat.rsplit_once(')')?;
+        let mut fields = tail.split_ascii_whitespace();
+        match fields.next()? {
+            "Z" | "X" => fields.nth(52 - 4)?.parse().ok(),
+            _ => None,
+        }
+    }
+}
+
+/// pidfd_info of linux/pidfd.h, as it was first.
+#[repr(C)]
+#[derive(Default)]
+struct PidfdInfo {
+    mask: u64,
+    cgroup: u64,
+    ids: [u32; 11],
+    exit_code: i32,
+}
+
+const INFO_EXIT: u64 = 1 << 3;
+/// _IOWR(0xff, 11, struct pidfd_info)
+const GET_INFO: libc::Ioctl = (3 << 30 | (size_of::<PidfdInfo>() << 16) | 0xff << 8 | 11) as libc::Ioctl;
+
+/// Processes by the threads of theirs that asked for something.
+#[derive(Debug, Default)]
+pub(super) struct Processes(HashMap<u32, Arc<Process>>);
+
+impl Processes {
+    /// The process for which this thread works, if it works for one.
+    pub(super) fn client(&mut self) -> Option<Arc<Process>> {
+        let thread = Some(CLIENT.get()).filter(|t| *t != 0)?;
+        if let Some(known) = self.0.get(&thread).filter(|p| !p.ended()) {
+            return Some(known.clone());
+        }
+        if self.0.len() >= KNOWN {
+            self.0.clear();
+        }
+        let new = Arc::new(Process::of_thread(thread)?);
+        self.0.insert(thread, new.clone());
+        Some(new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    fn child(script: &str) -> Child {
+        Command::new("sh").args(["-c", script]).spawn().unwrap()
+    }
+
+    #[test]
+    fn who_was_killed_is_told_from_who_ended() {
+        let mut processes = Processes::default();
+        let mut killed = child("sleep 100");
+        let mut failed = child("read x < /dev/null; exit 9");
+        let of = |c: &Child, p: &mut Processes| for_client(c.id(), || p.client()).unwrap();
+        let first = of(&killed, &mut processes);
+        assert!(Arc::ptr_eq(&first, &of(&killed, &mut processes)));
+        assert_eq!(first.killed(), None, "it runs");
+        let second = Process::of_thread(failed.id());
+        killed.kill().unwrap();
+        while !first.ended() {
+            std::thread::yield_now();
+        }
+        let zombie = first.killed();
+        killed.wait().unwrap();
+        failed.wait().unwrap();
+        assert!(
+            zombie.is_some_and(|why| why.contains("(sh")),
+            "before anybody waited for it"
+        );
+        assert!(second.is_none_or(|p| p.killed().is_none()));
+        assert!(processes.client().is_none(), "nobody asked");
+    }
+}
