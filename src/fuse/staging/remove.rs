@@ -59,6 +59,9 @@ impl Staging {
                     Ok(())
                 });
                 let Some(key) = inside else { return done };
+                if done.is_ok() {
+                    g.unsign(path);
+                }
                 if done.is_err() || path.len() > 2 {
                     if let Some(e) = g.entries.get_mut(&key) {
                         e.aside = aside;

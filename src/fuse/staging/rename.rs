@@ -128,6 +128,9 @@ impl Staging {
             g.clear(to);
         }
         g.moved(from, to, exchange);
+        if !exchange {
+            g.unsign(from);
+        }
         if from.len() == 2 && !exchange {
             self.forget_name(g, &path_key(from));
         }

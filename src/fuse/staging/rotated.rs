@@ -36,7 +36,7 @@ impl Staging {
         let free = g.writers(&path).next().is_none() && g.suspect(&path).is_none();
         let e = g.entries.get_mut(key)?;
         let known = e.aside.take();
-        let own = client.is_some_and(|c| e.by.iter().any(|p| p.id == c));
+        let own = client.is_some_and(|c| e.by.iter().any(|w| w.process.id == c));
         let dirty = matches!(e.mark, Mark::Dirty { .. }) && e.published.is_none();
         if known.is_some() || !(own && quiet && free && dirty && !names::unfinished(&key.1)) {
             return known;

@@ -131,7 +131,9 @@ impl Staging {
         let mut g = self.lock();
         self.drop_aside(&mut g, &c.key);
         let by = std::mem::take(&mut g.entries.get_mut(&c.key)?.by);
-        let why = by.iter().find_map(|p| p.killed())?;
+        // What others have done over since is not its work any more.
+        let mut left = by.iter().filter(|w| !w.places.is_empty());
+        let why = left.find_map(|w| w.process.killed())?;
         g.suspects.entry(path_of(&c.key)).or_insert_with(|| why.clone());
         Some(why)
     }

@@ -5,7 +5,8 @@ use super::marks::{Mark, Origin};
 use super::names;
 use super::process::{Process, Processes};
 use super::rotated::Rotated;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,11 +59,27 @@ pub(super) struct Entry {
     /// Why it is not committed, and the generation of the branch in which that was found.
     pub parked: Option<(u64, String)>,
     /// Who changed it since it was last seen settled.
-    pub by: Vec<Arc<Process>>,
+    pub by: Vec<Work>,
     /// Where its files were linked aside before the first was removed.
     pub aside: Option<PathBuf>,
     /// What was published while writers still had it open.
     pub published: Option<Published>,
+}
+
+/// A path, for comparisons.
+fn place(path: &names::Path) -> u64 {
+    let mut h = DefaultHasher::new();
+    path.hash(&mut h);
+    h.finish()
+}
+
+/// What one process did to an entry.
+#[derive(Debug)]
+pub(super) struct Work {
+    /// Who.
+    pub process: Arc<Process>,
+    /// The paths that it was the last to change.
+    pub places: HashSet<u64>,
 }
 
 /// A version that an entry became while it could still be written to.
@@ -162,13 +179,41 @@ impl Inner {
         }
     }
 
-    /// Notes who changed the entry of `path`, if it is somebody's doing.
+    /// Notes who changed `path`, if it is somebody's doing. What others did there, and that they made the directories above,
+    /// counts no more.
     pub(super) fn sign(&mut self, path: &names::Path) {
-        let Some(by) = self.processes.client() else { return };
-        if let Some(e) = key_of(path).and_then(|key| self.entries.get_mut(&key))
-            && !e.by.iter().any(|p| Arc::ptr_eq(p, &by) || p.id == by.id)
-        {
-            e.by.push(by);
+        let Some(client) = self.processes.client() else {
+            return;
+        };
+        let Some(e) = key_of(path).and_then(|key| self.entries.get_mut(&key)) else {
+            return;
+        };
+        let mut own = None;
+        for (at, work) in e.by.iter_mut().enumerate() {
+            if work.process.id == client.id {
+                own = Some(at);
+                continue;
+            }
+            for len in 2..=path.len() {
+                work.places.remove(&place(&path[..len]));
+            }
+        }
+        let own = own.unwrap_or_else(|| {
+            e.by.push(Work {
+                process: client,
+                places: HashSet::new(),
+            });
+            e.by.len() - 1
+        });
+        e.by[own].places.insert(place(path));
+    }
+
+    /// There is nothing at `path` any more: nobody is to be held to it.
+    pub(super) fn unsign(&mut self, path: &names::Path) {
+        if let Some(e) = key_of(path).and_then(|key| self.entries.get_mut(&key)) {
+            for work in &mut e.by {
+                work.places.remove(&place(path));
+            }
         }
     }
 
