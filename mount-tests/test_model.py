@@ -247,7 +247,6 @@ class TestModel:
         except (AssertionError, OSError) as e:
             run.failed(reason(e), mount.messages()[-3000:])
 
-    @pytest.mark.xfail(strict=True, reason="one inode goes on standing for both names")
     def test_files_that_a_commit_took_apart_are_two(self, mounts):
         """A hard link between entries ends with the commit of one: what is written to one is not in the other."""
         mount = mounts(settle=3600, **{"settle-dir": 3600})

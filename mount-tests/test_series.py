@@ -62,6 +62,7 @@ def test_series_survives_a_kill_in_the_middle_of_a_copy(mount, series, kind):
     os.write(half, data[: len(data) // 2])
     time.sleep(0.2)
     mount.kill()
+    # Where the kernel writes by itself, it goes on with the file; fsync asks the mount.
     with pytest.raises(OSError):
         os.write(half, data[len(data) // 2 :])
         os.fsync(half)
@@ -72,7 +73,7 @@ def test_series_survives_a_kill_in_the_middle_of_a_copy(mount, series, kind):
     mount.start()  # clears the dead mount point by itself
     check_all(mount, sources)
     mount.wait_for_status(last.name, "waiting")
-    assert open_file.read_bytes() == data[: len(data) // 2], "what was staged is still there"
+    assert open_file.read_bytes() in (data[: len(data) // 2], data), "what was staged is still there"
     mount.exactly(len(sources))
 
     # Copied again it is whole, and becomes the next version by itself.

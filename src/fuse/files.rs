@@ -159,8 +159,8 @@ impl Files {
         let ino = self
             .inodes
             .look_up(parent, name, Place::Staged(attr.kind), identity);
-        // Of several names of a file, each is asked for anew: they may be taken apart at any time.
-        let sure = self.staging.is_owner() && identity.is_none();
+        // A file's name is asked for anew each time: a commit may make another file of it than of its other names.
+        let sure = self.staging.is_owner() && attr.kind == FileKind::Dir;
         Ok(Found {
             ino,
             attr,

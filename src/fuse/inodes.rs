@@ -132,7 +132,7 @@ impl Inodes {
         self.0.lock().unname(parent, name);
     }
 
-    /// Other names of the inode that is known under this one, if that was of another identity: they may be other files by now.
+    /// Other names of the inode that is known under this one, unless it is of this identity: they may be other files by now.
     pub(super) fn others(
         &self,
         parent: u64,
@@ -142,7 +142,7 @@ impl Inodes {
         let table = self.0.lock();
         let known = table.names.get(&parent).and_then(|n| n.get(name));
         match known.and_then(|ino| table.nodes.get(ino)) {
-            Some(node) if node.names.len() > 1 && node.identity != identity => {
+            Some(node) if node.names.len() > 1 && (identity.is_none() || node.identity != identity) => {
                 let other = |n: &&(u64, Box<[u8]>)| n.0 != parent || *n.1 != *name;
                 node.names.iter().filter(other).cloned().collect()
             }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How often clients are looked at, and how long they wait before they are.
-const LOOK: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A reply that can say that the request was interrupted.
 pub(super) trait Interrupt: Send + 'static {

@@ -22,6 +22,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// No file system here tells times apart more coarsely.
 const TICK: Duration = Duration::from_millis(20);
 
+/// How often a commit on request starts again because something changed meanwhile.
+const TRIES: usize = 3;
+
 /// An entry to commit, and, unless it was asked for, when it last changed: if that moved, it has to settle again.
 pub(super) type Item = (Key, Option<Duration>);
 
@@ -121,11 +124,18 @@ impl Staging {
             ));
         }
         let key = key_of(path).ok_or_else(|| Error::new(Kind::Usage, "name an entry: BRANCH/ENTRY"))?;
-        if let Some(done) = self.prepare_now(&key)? {
-            return Ok(done);
+        let mut tries = 0;
+        loop {
+            if let Some(done) = self.prepare_now(&key)? {
+                return Ok(done);
+            }
+            let items: Vec<Item> = self.linked(&key).into_iter().map(|key| (key, None)).collect();
+            match self.commit_group(&items, message) {
+                // The kernel tells late that a file was closed, and the committer may be at it just now.
+                Err(e) if e.kind() == Kind::Changed && tries < TRIES => tries += 1,
+                done => return done,
+            }
         }
-        let items: Vec<Item> = self.linked(&key).into_iter().map(|key| (key, None)).collect();
-        self.commit_group(&items, message)
     }
 
     /// Gets an entry ready to be committed on request, or finds that it is committed.
