@@ -197,6 +197,8 @@ def test_renaming_a_committed_entry_keeps_nobody_else_waiting(mount, slow):
     assert not slow.exists() and slow.with_name("slow.bin2").stat().st_size == SLOW
 
 
+# What runs in the background ignores Ctrl-C.
+INTERRUPTIBLE = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
 CHANGES = {
     "open": "os.open(sys.argv[1], os.O_RDWR)",
     "truncate": "os.truncate(sys.argv[1], 100)",
@@ -207,7 +209,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("what, how", [*((w, signal.SIGKILL) for w in CHANGES), ("open", signal.SIGINT)])
 def test_who_waits_for_an_entry_to_come_back_can_be_ended(mount, zspace, slow, what, how):
-    changing = python(f"import os, sys\nprint('go')\n{CHANGES[what]}", slow)
+    changing = python(f"{INTERRUPTIBLE}\nimport os, sys\nprint('go')\n{CHANGES[what]}", slow)
     changing.stdout.readline()
     time.sleep(0.05)
     sent = time.monotonic()

@@ -186,9 +186,10 @@ mod tests {
     #[test]
     fn who_is_interrupted_is_answered_and_who_waits_is_not() {
         let watch = Watch::new().unwrap();
-        // A signal that a program handles stays pending while it is stopped.
-        let mut child = Command::new("sh")
-            .args(["-c", "trap : INT; echo go; read x"])
+        // A signal that a program handles stays pending while it is stopped. (A shell cannot handle one that is ignored from
+        // outside, as it is for whatever runs in the background.)
+        let mut child = Command::new("env")
+            .args(["--default-signal=INT", "sh", "-c", "trap : INT; echo go; read x"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

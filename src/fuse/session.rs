@@ -11,6 +11,7 @@ use crate::store::{Store, Timestamp};
 use fuser::{Config, Session, SessionACL};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
+use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -74,6 +75,7 @@ pub fn mount(
     ready: impl FnOnce() + Send + 'static,
 ) -> Result<()> {
     let mnt = prepare(&store, mnt)?;
+    raise_open_files();
     let settle = Settle {
         files: options.settle,
         dirs: options.settle_dir,
@@ -132,6 +134,18 @@ pub fn mount(
     staging.stop();
     files.warm.stop();
     done.and(store.close())
+}
+
+/// Every file that is open in the mount is open here, too: as many as the system lets us.
+fn raise_open_files() {
+    let now = rustix::process::getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: now.maximum,
+        ..now
+    };
+    if let Err(e) = rustix::process::setrlimit(Resource::Nofile, most) {
+        log::debug!("no more files may be open than before: {e}");
+    }
 }
 
 fn config(options: &MountOptions, clone_fd: bool) -> Config {

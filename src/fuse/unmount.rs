@@ -10,10 +10,13 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 /// Dead mounts on one mount point that are cleared before giving up.
 const DEAD: usize = 16;
+/// How long `unmount` says nothing while entries settle.
+const LONG: Duration = Duration::from_secs(3);
 /// How long `unmount` waits for the process behind a mount to end.
 pub(super) const END: Duration = Duration::from_secs(60);
 
@@ -43,8 +46,18 @@ pub fn unmount(mnt: &Path) -> Result<Vec<String>> {
     let mut left = Vec::new();
     if xattr(&mnt, "user.zspace.staging").as_deref() == Some(b"owner") {
         let store = PathBuf::from(OsStr::from_bytes(&store));
-        let answer = control::ask(&store, &serde_json::json!({"do": "drain"}))?;
-        left = lines(&answer);
+        let (done, waiting) = std::sync::mpsc::channel::<()>();
+        let said = std::thread::spawn(move || {
+            if waiting.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
+                log::warn!(
+                    "waiting for what is staged to settle and be committed (Ctrl-C leaves the mount as it is)"
+                );
+            }
+        });
+        let answer = control::ask(&store, &serde_json::json!({"do": "drain"}));
+        drop(done);
+        let _ = said.join();
+        left = lines(&answer?);
     }
     let pid = xattr(&mnt, "user.zspace.pid").and_then(|p| String::from_utf8(p).ok());
     take_away(&mnt, false)?;

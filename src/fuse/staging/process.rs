@@ -116,17 +116,22 @@ impl Processes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Child, Command};
+    use std::process::{Child, Command, Stdio};
 
     fn child(script: &str) -> Child {
-        Command::new("sh").args(["-c", script]).spawn().unwrap()
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap()
     }
 
     #[test]
     fn who_was_killed_is_told_from_who_ended() {
         let mut processes = Processes::default();
-        let mut killed = child("sleep 100");
-        let mut failed = child("read x < /dev/null; exit 9");
+        let mut killed = child("read x; true");
+        let mut failed = child("exit 9");
         let of = |c: &Child, p: &mut Processes| for_client(c.id(), || p.client()).unwrap();
         let first = of(&killed, &mut processes);
         assert!(Arc::ptr_eq(&first, &of(&killed, &mut processes)));

@@ -12,6 +12,7 @@ mod relatives;
 mod repack;
 mod roundtrip;
 mod scale;
+mod whole;
 
 use super::*;
 use crate::graph::NodeMeta;
