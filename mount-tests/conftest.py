@@ -7,6 +7,7 @@ os.environ.pop("ZSPACE_STORE", None)
 import importlib.machinery
 import importlib.util
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ FURTHER = {Path(p).name: Path(p) for p in os.environ.get("ZSPACE_SERIES", "").sp
 def pytest_sessionstart(session):
     if not BINARY.is_file():
         pytest.exit(f"no {BINARY}: run scripts/test, or cargo build --release", returncode=1)
+    # What runs in the background, and each of several workers, ignores Ctrl-C; what the tests start must not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     import torch
 
     torch.set_num_threads(1)  # so that training repeats exactly

@@ -166,6 +166,12 @@ SLOW = 512 * MIB
 
 
 @pytest.fixture
+def mount(request, mounts):
+    """With next to no memory where bringing something back is to take long."""
+    return mounts(memory="1M") if "slow" in request.fixturenames else mounts()
+
+
+@pytest.fixture
 def slow(mount, zspace, tmp_path):
     """A committed entry that takes a while to bring back to disk, as any change of it does."""
     with open(tmp_path / "slow.bin", "wb") as file:
@@ -174,6 +180,9 @@ def slow(mount, zspace, tmp_path):
     shutil.copy(tmp_path / "slow.bin", mount.staging() / "slow.bin")
     zspace.commit(mount.staging() / "slow.bin")
     (mount.path / "staging/other").mkdir()
+    # On a busy machine, who is to be interrupted must not be slower than the mount.
+    for thread in os.listdir(f"/proc/{mount.process.pid}/task"):
+        os.setpriority(os.PRIO_PROCESS, int(thread), 19)
     # It lies whole in the cache, from where it would be back at once.
     for file in (zspace.store / "cache").iterdir():
         file.unlink() if file.name != "lock" else None

@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Files smaller than this are rebuilt as fast as they are found here.
 const SMALLEST: u64 = 1 << 20;
 /// Of the file system, one part in so many is left free, at most [`RESERVE_LIMIT`] bytes.
-const RESERVE_SHARE: u64 = 20;
-const RESERVE_LIMIT: u64 = 8 << 30;
+const RESERVE_SHARE: u64 = 50;
+const RESERVE_LIMIT: u64 = 2 << 30;
 /// The disk counts as full when one part in so many is left of it, within these bounds in bytes: as much as may be written and
 /// freed again between a write that fails and a look at the disk.
 const FULL_SHARE: u64 = 512;
@@ -193,7 +193,7 @@ impl WholeFiles {
             let hash = name.to_str().and_then(|n| n.parse::<FileHash>().ok());
             match (hash, e.metadata()) {
                 (Some(hash), Ok(m)) if m.is_file() => found.push((m.ctime(), (hash, m.len()))),
-                // Only what this program makes is removed.
+                // Half-built, or half removed.
                 _ if name.as_encoded_bytes().starts_with(b"new-") => remove(&e.path()),
                 _ => log::warn!("{} does not belong there", e.path().display()),
             }
@@ -329,8 +329,7 @@ impl WholeFiles {
         if self.has(key) && self.prove(key, go_on)? {
             return Ok(true);
         }
-        let number = self.kept.lock().number();
-        let new = self.dir.join(format!("new-{number}"));
+        let new = self.new_path(self.kept.lock().number());
         let done = (|| {
             let file = OpenOptions::new()
                 .write(true)
@@ -394,24 +393,33 @@ impl WholeFiles {
 
     /// Drops files until the quota and the disk have room for `len` more bytes. What is being read would free nothing, so it stays.
     fn make_room(&self, len: u64, but: Option<&FileKey>) -> bool {
+        let (mut gone, mut freed) = (Vec::new(), 0);
         let mut kept = self.kept.lock();
-        loop {
-            if kept.bytes.saturating_add(len) <= self.quota && self.disk_has(len) {
-                return true;
+        let enough = loop {
+            if kept.bytes.saturating_add(len) <= self.quota && self.disk_has(len, freed) {
+                break true;
             }
             let idle = kept
                 .files
                 .iter()
                 .filter(|(k, one)| one.users.is_empty() && Some(*k) != but);
             let Some(oldest) = idle.min_by_key(|(_, one)| one.used).map(|(k, _)| *k) else {
-                return false;
+                break false;
             };
             if disk_is_full(&self.dir) {
                 self.rescues.fetch_add(1, Ordering::Relaxed);
             }
-            remove(&self.path(&oldest));
+            let aside = self.new_path(kept.number());
+            if fs::rename(self.path(&oldest), &aside).is_ok() {
+                gone.push(aside);
+                freed += oldest.1;
+            }
             kept.forget(&oldest);
-        }
+        };
+        // Removing a large file takes a while, in which others may want theirs.
+        drop(kept);
+        gone.iter().for_each(|path| remove(path));
+        enough
     }
 
     /// How many files were dropped because the disk was full, so that it is no longer.
@@ -424,13 +432,18 @@ impl WholeFiles {
         self.make_room(0, None);
     }
 
-    /// Whether so many bytes leave enough of the disk free.
-    fn disk_has(&self, len: u64) -> bool {
+    /// Whether so many bytes leave enough of the disk free, once `freed` are.
+    fn disk_has(&self, len: u64, freed: u64) -> bool {
         let Ok(s) = rustix::fs::statvfs(&self.dir) else {
             return false;
         };
         let reserve = (s.f_blocks * s.f_frsize / RESERVE_SHARE).min(RESERVE_LIMIT);
-        s.f_bavail * s.f_frsize >= reserve.saturating_add(len)
+        (s.f_bavail * s.f_frsize).saturating_add(freed) >= reserve.saturating_add(len)
+    }
+
+    /// A name for what is not whole yet, or not wanted any more.
+    fn new_path(&self, number: u64) -> PathBuf {
+        self.dir.join(format!("new-{number}"))
     }
 
     fn path(&self, key: &FileKey) -> PathBuf {

@@ -238,15 +238,6 @@ impl Staging {
 
         // All are looked at before the first is moved away: hard links between them show in each other's times.
         let after: Vec<_> = items.iter().map(look).collect();
-        {
-            let mut g = self.lock();
-            for (key, _) in items {
-                if let Some(e) = g.entries.get_mut(key) {
-                    e.committing = false;
-                }
-            }
-            self.shared.wake.notify_all();
-        }
         match result {
             Ok(done) => {
                 log::info!("committed {}/{:06} {}", done.branch, done.number, done.id);
@@ -254,12 +245,14 @@ impl Staging {
                     if let (Some(before), Some(after)) = looks
                         && !before.differs(after)
                     {
-                        self.finish(key, before, started, &Origin::new(done.id, &key.1), held);
+                        self.finish(key, before, started, &Origin::new(done.id, &key.1), held, true);
                     }
                 }
+                self.committing(items, false);
                 Ok(done)
             }
             Err(e) => {
+                self.committing(items, false);
                 for (key, _) in items {
                     match e.kind() {
                         // It settles once more.
@@ -270,6 +263,16 @@ impl Staging {
                 Err(e)
             }
         }
+    }
+
+    fn committing(&self, items: &[Item], now: bool) {
+        let mut g = self.lock();
+        for (key, _) in items {
+            if let Some(e) = g.entries.get_mut(key) {
+                e.committing = now;
+            }
+        }
+        self.shared.wake.notify_all();
     }
 
     /// Notes a failure and says when to try again. A change of the entry clears it.
@@ -293,8 +296,16 @@ impl Staging {
 
     /// What follows a commit: the durable mark, then the backing files go, or become whole files of the version. If the entry was
     /// touched since `started`, or somebody can still write to it, it stays as it is: new work. `held`: somebody could write to it
-    /// unseen while it was read.
-    pub(super) fn finish(&self, key: &Key, before: &Look, started: Duration, origin: &Origin, held: bool) {
+    /// unseen while it was read. `own`: the commit that is under way is the one that this ends.
+    pub(super) fn finish(
+        &self,
+        key: &Key,
+        before: &Look,
+        started: Duration,
+        origin: &Origin,
+        held: bool,
+        own: bool,
+    ) {
         let path = path_of(key);
         let held = held || self.held(key).is_some();
         let mut g = self.lock();
@@ -302,7 +313,7 @@ impl Staging {
         let Some(e) = g
             .entries
             .get_mut(key)
-            .filter(|e| !e.busy && !e.committing && matches!(e.mark, Mark::Dirty { .. }))
+            .filter(|e| !e.busy && (own || !e.committing) && matches!(e.mark, Mark::Dirty { .. }))
         else {
             return;
         };

@@ -230,7 +230,7 @@ impl Staging {
         if p.held && !self.holds_version(&self.disk_path(&c.key), &p.origin)? {
             return Ok(false);
         }
-        self.finish(&c.key, &p.look, c.changed, &p.origin, false);
+        self.finish(&c.key, &p.look, c.changed, &p.origin, false, false);
         Ok(true)
     }
 
