@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
 
 import trainers as t
 from files import noise

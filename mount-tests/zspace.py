@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -31,6 +32,17 @@ def is_mounted(path):
     name = str(path).replace(" ", "\\040")
     with open("/proc/self/mountinfo") as mounts:
         return any(line.split()[4] == name for line in mounts)
+
+
+def mounts_below(path):
+    with open("/proc/self/mountinfo") as mounts:
+        return [p for p in (line.split()[4] for line in mounts) if p.startswith(f"{path}/")]
+
+
+def python(code, *args, **options):
+    """Starts Python code that prints a line when it has begun."""
+    return subprocess.Popen([sys.executable, "-uc", code, *map(str, args)], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, **options)  # fmt: skip
 
 
 class Zspace:
