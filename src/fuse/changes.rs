@@ -160,13 +160,11 @@ impl Files {
         if flags & !(libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE) != 0 {
             return Err(os(libc::EINVAL, "no such kind of rename here"));
         }
-        {
-            let (source, target) = {
-                let _names = self.names.read();
-                (self.staged_child(from.0, from.1)?, self.staged_child(to.0, to.1)?)
-            };
-            self.staging.prepare_rename(&source, &target, flags)?;
-        }
+        let (source, target) = {
+            let _names = self.names.read();
+            (self.staged_child(from.0, from.1)?, self.staged_child(to.0, to.1)?)
+        };
+        self.staging.prepare_rename(&source, &target, flags)?;
         let _names = self.names.write();
         let source = self.staged_child(from.0, from.1)?;
         let target = self.staged_child(to.0, to.1)?;

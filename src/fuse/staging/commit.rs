@@ -248,11 +248,11 @@ impl Staging {
                         self.finish(key, before, started, &Origin::new(done.id, &key.1), held, true);
                     }
                 }
-                self.committing(items, false);
+                self.end_committing(items);
                 Ok(done)
             }
             Err(e) => {
-                self.committing(items, false);
+                self.end_committing(items);
                 for (key, _) in items {
                     match e.kind() {
                         // It settles once more.
@@ -265,11 +265,11 @@ impl Staging {
         }
     }
 
-    fn committing(&self, items: &[Item], now: bool) {
+    fn end_committing(&self, items: &[Item]) {
         let mut g = self.lock();
         for (key, _) in items {
             if let Some(e) = g.entries.get_mut(key) {
-                e.committing = now;
+                e.committing = false;
             }
         }
         self.shared.wake.notify_all();
