@@ -116,15 +116,18 @@ impl Processes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
     use std::process::{Child, Command, Stdio};
 
+    /// A shell that has said that it runs: until it has, it may still bear the name of the thread that started it.
     fn child(script: &str) -> Child {
         let mut command = Command::new("sh");
-        command
-            .args(["-c", script])
-            .stdin(Stdio::piped())
-            .spawn()
-            .unwrap()
+        command.args(["-c", &format!("echo; {script}")]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut said = [0];
+        child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+        child
     }
 
     #[test]
