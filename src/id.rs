@@ -5,6 +5,8 @@
 
 mod many;
 
+pub use many::WORTH as WORTH_TOGETHER;
+
 use crate::error::{Error, Kind, Result};
 use sha2::{Digest, Sha256};
 use std::fmt;

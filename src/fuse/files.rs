@@ -59,11 +59,12 @@ impl Files {
     /// The file system of a store, shown as owned by this user and group.
     pub(super) fn new(store: Store, staging: Arc<Staging>, uid: u32, gid: u32, now: Timestamp) -> Self {
         Files {
+            // Half the cache: the rest is for what was read and for the bases of deltas.
+            handles: Handles::new(store.cache_limit() / 2),
             warm: Warm::new(store.clone()),
             space: Namespace::new(store, uid, gid, now),
             staging,
             inodes: Inodes::new(),
-            handles: Handles::default(),
             names: RwLock::new(()),
         }
     }

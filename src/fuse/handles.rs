@@ -4,7 +4,7 @@ use super::attr::Attr;
 use super::modes::Modes;
 use super::namespace::Listed;
 use super::staging::Handle;
-use super::stream::Streams;
+use super::stream::{Share, Streams};
 use crate::error::Result;
 use crate::store::{FileView, Slice, Whole};
 use parking_lot::{Mutex, RwLock};
@@ -19,6 +19,7 @@ pub(super) enum Reader {
     Rebuilt {
         view: Arc<FileView>,
         streams: Mutex<Streams>,
+        share: Arc<Share>,
         /// Bytes read.
         served: AtomicU64,
     },
@@ -27,10 +28,11 @@ pub(super) enum Reader {
 }
 
 impl Reader {
-    pub(super) fn new(view: Arc<FileView>) -> Self {
+    fn rebuilt(view: Arc<FileView>, share: Arc<Share>) -> Self {
         Reader::Rebuilt {
             view,
             streams: Mutex::default(),
+            share,
             served: AtomicU64::new(0),
         }
     }
@@ -53,17 +55,18 @@ impl Reader {
 
     /// Reads, and has what a sequential reader wants next rebuilt ahead. Fewer bytes than asked for: the end of the file.
     pub(super) fn read(&self, offset: u64, len: usize) -> Result<Slice> {
-        let (view, streams, served) = match self {
+        let (view, streams, share, served) = match self {
             Reader::Rebuilt {
                 view,
                 streams,
+                share,
                 served,
-            } => (view, streams, served),
+            } => (view, streams, share, served),
             Reader::Whole(whole) => return whole.read(offset, len).map(Slice::Owned),
         };
         served.fetch_add(len as u64, Ordering::Relaxed);
         let tensor = |at| view.tensor_around(at);
-        let ahead = streams.lock().read(offset, len as u64, view.len(), tensor);
+        let ahead = streams.lock().read(offset, len as u64, view.len(), share, tensor);
         if let Some((from, len)) = ahead {
             view.read_ahead(from, usize::try_from(len).unwrap_or(usize::MAX));
         }
@@ -130,16 +133,32 @@ pub(super) enum Open {
 }
 
 /// The open files and directories by their handle.
-#[derive(Default)]
 pub(super) struct Handles {
     next: AtomicU64,
     open: RwLock<HashMap<u64, Arc<Open>>>,
     /// Readers of versions by inode, so that all handles of a file share its streams.
     readers: Mutex<HashMap<u64, (Arc<Reader>, usize)>>,
     pub(super) modes: Modes,
+    share: Arc<Share>,
 }
 
 impl Handles {
+    /// No handles. What is read may have `ahead` bytes rebuilt ahead of it in all.
+    pub(super) fn new(ahead: u64) -> Self {
+        Handles {
+            next: AtomicU64::new(0),
+            open: RwLock::default(),
+            readers: Mutex::default(),
+            modes: Modes::default(),
+            share: Arc::new(Share::new(ahead)),
+        }
+    }
+
+    /// A reader of a version's file that no other handle shares.
+    pub(super) fn reader_alone(&self, view: Arc<FileView>) -> Reader {
+        Reader::rebuilt(view, self.share.clone())
+    }
+
     /// A handle for something open.
     pub(super) fn add(&self, open: Open) -> u64 {
         let fh = self.next.fetch_add(1, Ordering::Relaxed) + 1;
@@ -167,7 +186,7 @@ impl Handles {
             *users += 1;
             return Ok(reader.clone());
         }
-        let new = Arc::new(Reader::new(view()?));
+        let new = Arc::new(self.reader_alone(view()?));
         let mut readers = self.readers.lock();
         let (reader, users) = readers.entry(ino).or_insert((new, 0));
         *users += 1;

@@ -12,7 +12,7 @@ mod avx512;
 /// Messages hashed side by side.
 const LANES: usize = 16;
 /// With fewer left, the processor's SHA instructions are as fast, one message after the other.
-const WORTH: usize = 6;
+pub const WORTH: usize = 6;
 
 /// Bytes of a block.
 const BLOCK: usize = 64;

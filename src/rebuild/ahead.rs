@@ -1,15 +1,15 @@
 //! A small pool of threads that rebuild chunks before they are asked for.
 
 use super::{NodeSource, Rebuilder};
-use crate::id::NodeId;
+use crate::id::{NodeId, WORTH_TOGETHER};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Chunks that a thread takes at once, if there are as many: hashed together they cost a third.
 const BATCH: usize = 24;
-/// Chunks that may wait their turn. As threads share them, no more than these and one for each thread are held unfinished.
-const QUEUE: usize = 128;
+/// Chunks that may wait their turn.
+const QUEUE: usize = 512;
 
 /// A chunk to rebuild.
 pub(super) struct Ahead {
@@ -44,8 +44,11 @@ impl Pool {
 
 fn work(queue: &Receiver<Ahead>, threads: usize) {
     while let Ok(first) = queue.recv() {
-        // The other threads get their share.
-        let more = (queue.len() / threads).min(BATCH - 1);
+        // The other threads get their share. Of a few, each is wanted soon, and together they would be no faster.
+        let more = match (queue.len() / threads).min(BATCH - 1) {
+            few if few < WORTH_TOGETHER => 0,
+            more => more,
+        };
         let rebuilder = first.rebuilder.clone();
         let batch: Vec<Ahead> = std::iter::once(first)
             .chain(queue.try_iter().take(more))

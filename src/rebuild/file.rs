@@ -176,6 +176,10 @@ impl StoredFile {
         let Some(first) = parts.next() else {
             return Ok(Slice::Owned(Vec::new()));
         };
+        if parts.peek().is_some() {
+            // Side by side with the first.
+            self.read_ahead(offset + first.len as u64, (len - first.len) as u64);
+        }
         let raw = self.chunk(first.chunk)?;
         if parts.peek().is_none() {
             return Ok(Slice::Shared(raw, first.at..first.at + first.len));
