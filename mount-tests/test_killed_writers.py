@@ -73,13 +73,6 @@ def lines(mount, branch):
     return [line for line in mount.status().splitlines() if line.startswith(f"{branch}/")]
 
 
-def settled(mount, branches):
-    """Waits until every entry is committed or waits for somebody to say what to do."""
-    decided = ("  committed  ", "  waiting  ")
-    undecided = lambda: [l for b in branches for l in lines(mount, b) if not any(word in l for word in decided)]
-    eventually(lambda: not undecided(), undecided, seconds=40)
-
-
 @pytest.mark.parametrize("how", WRITERS)
 def test_killed_at_any_moment(mount, sources, tmp_path, how):
     moment = random.Random(how)
@@ -92,7 +85,7 @@ def test_killed_at_any_moment(mount, sources, tmp_path, how):
                 old[path.relative_to(path.parent)] = noise(2 * MIB, 99)
                 (mount.staging(branch) / path.name).write_bytes(noise(2 * MIB, 99))
     if old:
-        settled(mount, branches)
+        mount.settled(branches)
     before = {branch: mount.versions(branch) for branch in branches}
     for branch in branches:
         top = sources
@@ -107,7 +100,7 @@ def test_killed_at_any_moment(mount, sources, tmp_path, how):
         time.sleep(moment.uniform(0, 0.03))
         os.killpg(writer.pid, signal.SIGKILL) if writer.poll() is None else None
         writer.wait()
-    settled(mount, branches)
+    mount.settled(branches)
     want = files(sources) | {p.relative_to(p.parent): p.read_bytes() for p in checkpoints(sources)[0].glob("*.bin")}
     for branch in branches:
         for number in mount.versions(branch):
@@ -139,11 +132,11 @@ def test_tar_killed_half_way(mount, sources):
     tar.wait()
     tar.stdin.close()
     assert "was killed" in mount.wait_for_status("main/checkpoint-2", "waiting")
-    settled(mount, ["main"])
+    mount.settled(["main"])
     # Its writer had no time to leave the first directory alone for long enough: that waits, too, unless it was slow.
     assert [os.listdir(mount.version(n)) for n in mount.versions()] in ([], [["checkpoint-1"]])
     subprocess.run(["tar", "-C", mount.staging(), "-xf", sources / "all.tar"], check=True)
-    settled(mount, ["main"])
+    mount.settled(["main"])
     want, have = files(sources), {}
     del want[(sources / "all.tar").relative_to(sources)]
     for number in mount.versions():
@@ -171,7 +164,7 @@ def test_killed_while_it_makes_a_file(mount):
         time.sleep(moment.uniform(0.01, 0.03))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    settled(mount, ["many"])
+    mount.settled(["many"])
     for number in mount.versions("many"):
         torn = [str(p) for p in mount.version(number, "many").rglob("*") if p.is_file() and p.stat().st_size != 5000]
         assert torn == []
@@ -189,7 +182,7 @@ def test_a_library_killed_while_it_saves_over_an_old_file(mount, trainers, libra
     eventually(lambda: temporary() or staged.stat().st_size != len(first), "the file is being written")
     process.kill()
     process.join()
-    settled(mount, ["main"])
+    mount.settled(["main"])
     for number in mount.versions():
         assert len((mount.version(number) / name).read_bytes()) == len(first)
     assert (mount.version(1) / name).read_bytes() == first
@@ -241,6 +234,27 @@ def test_a_checkpoint_that_its_trainer_removes_before_it_settles_is_a_version(mo
     version = mount.wait_for(1)
     assert [(version / "checkpoint-1" / n).read_bytes() for n in "ab"] == [b"a" * 5000, b"b" * 5000]
     assert os.listdir(mount.zspace.store / "staging/rotated") == []
+
+
+GONE = {"removed": "os.remove(file)", "moved away": "os.rename(file, file[:-14] + '.a.tmp')"}
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("how", GONE)
+def test_who_is_killed_while_he_removes_a_checkpoint_leaves_no_version_of_the_half(mount, committed, how):
+    directory = mount.staging() / "checkpoint-1"
+    assert python(WRITE, directory).wait() == 0
+    mount.wait_for(1) if committed else None
+    remover = python(f"import os, sys, time\nfile = sys.argv[1]\n{GONE[how]}\ntime.sleep(100)", directory / "a")
+    eventually(lambda: not (directory / "a").exists(), "one of two files is gone")
+    remover.kill()
+    remover.wait()
+    assert "was killed" in mount.wait_for_status("main/checkpoint-1", "waiting")
+    time.sleep(3 * SETTLE_DIR)
+    held = [sorted(os.listdir(mount.version(n) / "checkpoint-1")) for n in mount.versions()]
+    assert held == [["a", "b"]] * committed
+    shutil.rmtree(directory)
+    assert "checkpoint-1" not in mount.status()
 
 
 def test_what_somebody_else_removes_before_it_settles_is_gone(mounts):

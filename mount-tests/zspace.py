@@ -186,6 +186,13 @@ class Mount:
     def status(self):
         return self.zspace.run("status", self.path, ok=False).stdout
 
+    def settled(self, branches, seconds=40):
+        """Waits until every entry is committed or waits for somebody to say what to do."""
+        mine = lambda line: any(line.startswith(f"{branch}/") for branch in branches)
+        decided = lambda line: "  committed  " in line or "  waiting  " in line
+        undecided = lambda: [line for line in self.status().splitlines() if mine(line) and not decided(line)]
+        eventually(lambda: not undecided(), undecided, seconds)
+
     def wait_for_status(self, *words, seconds=20):
         """Waits until `zspace status` has all the words in one line, and returns that line."""
         return eventually(

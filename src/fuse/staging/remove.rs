@@ -59,9 +59,6 @@ impl Staging {
                     Ok(())
                 });
                 let Some(key) = inside else { return done };
-                if done.is_ok() {
-                    g.unsign(path);
-                }
                 if done.is_err() || path.len() > 2 {
                     if let Some(e) = g.entries.get_mut(&key) {
                         e.aside = aside;
@@ -109,6 +106,8 @@ impl Staging {
             None => return Err(absent(path)),
         }
         g.touch(path, now);
+        // Whoever is killed now leaves half a checkpoint.
+        g.sign(path);
         self.wake(g);
         Ok(())
     }

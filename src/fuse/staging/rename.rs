@@ -128,8 +128,10 @@ impl Staging {
             g.clear(to);
         }
         g.moved(from, to, exchange);
-        if !exchange {
+        if !exchange && path_key(from) == path_key(to) {
             g.unsign(from);
+        } else if !exchange {
+            g.sign(from);
         }
         if from.len() == 2 && !exchange {
             self.forget_name(g, &path_key(from));

@@ -78,7 +78,7 @@ fn place(path: &names::Path) -> u64 {
 pub(super) struct Work {
     /// Who.
     pub process: Arc<Process>,
-    /// The paths that it was the last to change.
+    /// The paths that it was the last to change or remove.
     pub places: HashSet<u64>,
 }
 
@@ -208,7 +208,7 @@ impl Inner {
         e.by[own].places.insert(place(path));
     }
 
-    /// There is nothing at `path` any more: nobody is to be held to it.
+    /// What was at `path` has another name in its entry now: nobody is to be held to the old one.
     pub(super) fn unsign(&mut self, path: &names::Path) {
         if let Some(e) = key_of(path).and_then(|key| self.entries.get_mut(&key)) {
             for work in &mut e.by {
