@@ -218,6 +218,23 @@ def test_a_directory_whose_writer_is_killed_between_two_files_waits(mount):
     assert mount.versions() == [1]
 
 
+def test_what_a_killed_writer_left_waits_until_others_have_done_all_of_it_over(mount):
+    directory = mount.staging() / "checkpoint-1"
+    writer = python(WRITE + "time.sleep(100)", directory)
+    eventually(lambda: (directory / "b").is_file() and (directory / "b").stat().st_size == 5000, "both files")
+    writer.kill()
+    writer.wait()
+    mount.wait_for_status("checkpoint-1", "waiting")
+    (directory / "a").write_bytes(b"c")
+    (directory / "more").write_bytes(b"c")
+    os.rename(directory, mount.staging() / "renamed")
+    time.sleep(3 * SETTLE_DIR)
+    assert "was killed" in mount.wait_for_status("renamed", "waiting")
+    assert mount.versions() == []
+    (mount.staging() / "renamed/b").unlink()
+    assert sorted(os.listdir(mount.wait_for(1) / "renamed")) == ["a", "more"]
+
+
 def test_a_writer_that_is_killed_after_its_directory_has_settled_does_not_count(mount):
     writer = python(WRITE + "time.sleep(100)", mount.staging() / "checkpoint-1")
     mount.wait_for(1)
@@ -255,6 +272,65 @@ def test_who_is_killed_while_he_removes_a_checkpoint_leaves_no_version_of_the_ha
     assert held == [["a", "b"]] * committed
     shutil.rmtree(directory)
     assert "checkpoint-1" not in mount.status()
+
+
+MAPPED = """import ctypes, os, sys, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, 1 << 20)
+at = libc.mmap(None, 1 << 20, 3, 1, file, 0)
+os.close(file)
+for n in range(256):
+    ctypes.memset(at + n * 4096, 65, 4096)
+    time.sleep(float(sys.argv[2]) / 256)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.4, 4], ids=["soon", "long"])
+@pytest.mark.parametrize("options", [{}, {"no-passthrough": True}], ids=["by itself", "asked"])
+def test_a_writer_killed_while_it_writes_through_a_mapping_leaves_no_version(mounts, options, seconds):
+    mount = mounts(**options)
+    (mount.staging() / "dir").mkdir()
+    paths = [mount.staging() / "loose.bin", mount.staging() / "dir/file.bin"]
+    writers = [python(MAPPED, path, 2 * seconds) for path in paths]
+    eventually(lambda: all(p.exists() for p in paths), "both files")
+    time.sleep(seconds)
+    assert all(writer.poll() is None for writer in writers)
+    for writer in writers:
+        writer.kill()
+        writer.wait()
+    for name in ("loose.bin", "dir"):
+        mount.wait_for_status(f"main/{name}", "waiting", "was killed")
+    assert mount.versions() == []
+
+
+def test_a_file_that_is_mapped_is_said_to_be_and_keeps_nobody_from_unmounting(mount):
+    path = mount.staging() / "loose.bin"
+    writer = python(MAPPED, path, 100)
+    assert "still mapped" in mount.wait_for_status("main/loose.bin", "waiting")
+    started = time.monotonic()
+    mount.zspace.run("umount", mount.path, ok=False, timeout=15)
+    assert time.monotonic() - started < 12
+    writer.kill()
+    writer.wait()
+
+
+@pytest.mark.parametrize("how", ["its writer", "rsync"])
+def test_a_directory_whose_writer_ended_with_an_error_waits(mount, sources, how):
+    if how == "rsync":
+        writer = subprocess.Popen(["rsync", "-a", "--bwlimit=8m", *checkpoints(sources), mount.staging()])
+        eventually(lambda: size(mount.staging()) > 3 * MIB, "rsync is at it")
+        writer.terminate()
+        assert writer.wait() == 20
+        name = "checkpoint-1"
+    else:
+        assert python(WRITE + "sys.exit(3)", mount.staging() / "failed").wait() == 3
+        name = "failed"
+    line = mount.wait_for_status(f"main/{name}", "waiting")
+    assert "ended with an error (exit status" in line or "was killed" in line
+    time.sleep(2 * SETTLE_DIR)
+    assert mount.versions() == []
 
 
 def test_what_somebody_else_removes_before_it_settles_is_gone(mounts):

@@ -3,6 +3,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -194,3 +195,16 @@ def test_who_waits_for_an_entry_to_come_back_can_be_ended(mount, zspace, slow, w
     # Nobody holds it any more: it settles.
     assert mount.exactly(2)
     mount.stop()
+
+
+def test_who_is_replaced_by_another_program_may_have_files_open(mount):
+    """execve(2) closes them, and until that is answered whoever asks /proc of the process waits: so we must not."""
+    code = "import os, sys\nos.write(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), b'x')\nos.execv('/bin/true', ['true'])"
+    replaced = subprocess.Popen([sys.executable, "-c", code, mount.staging() / "x"])
+    try:
+        assert replaced.wait(20) == 0
+    finally:
+        if replaced.poll() is None:  # nobody could look at it, or end, before the mount is gone
+            mount.kill()
+            replaced.wait()
+    assert (mount.wait_for(1) / "x").read_bytes() == b"x"

@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from files import noise
 from zspace import SETTLE, eventually
@@ -296,3 +297,19 @@ def test_the_files_of_a_directory_are_kept_whole_too(mount):
     for name, bytes in data.items():
         whole(mount, bytes)
         assert (mount.staging() / "run" / name).read_bytes() == bytes
+
+
+@pytest.mark.parametrize("how", ["wb", "r+b"])
+def test_a_version_that_is_mapped_stays_what_it_is_when_its_staged_file_is_changed(mount, how):
+    """torch maps a file and closes it: the mapping alone keeps the version's file."""
+    staged = mount.staging() / "last/model.pt"
+    staged.parent.mkdir()
+    torch.save({"w": torch.ones(2_000_000)}, staged)
+    mapped = torch.load(mount.wait_for(1) / "last/model.pt", mmap=True)["w"]
+    assert mapped[:10].sum() == 10
+    with open(staged, how) as file:
+        file.seek(4096)
+        file.write(bytes(8_000_000))
+        file.flush()
+        assert mapped.sum().item() == 2_000_000
+    assert mapped.sum().item() == 2_000_000

@@ -1,4 +1,5 @@
 """Whatever program writes a checkpoint into staging, it is committed by itself, once, and whole."""
+import json
 import os
 import shutil
 import subprocess
@@ -386,3 +387,13 @@ def test_staging_behaves_as_a_disk(mount):
     want = b"\7\7\7" + path.read_bytes()[3:]
     assert len(want) == 10_008 and want.endswith(b"appended") and want[5:12] == b"patched"
     assert (mount.exactly(1) / "array.bin").read_bytes() == want
+
+
+def test_an_index_that_comes_long_before_its_shards_is_committed_with_them(mount):
+    names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    index = {"weight_map": {"w1": names[0], "w2": names[1]}}
+    (mount.staging() / "model.safetensors.index.json").write_text(json.dumps(index))
+    mount.wait_for_status("index.json", "waiting")
+    for n, name in enumerate(names):
+        save_file({f"w{n + 1}": torch.ones(1000)}, mount.staging() / name)
+    assert sorted(os.listdir(mount.exactly(1))) == [*names, "model.safetensors.index.json"]

@@ -6,8 +6,8 @@
 pub mod faulty;
 
 use crate::error::{Error, IoContext, Kind, Result};
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -81,6 +81,27 @@ pub fn read_vec(file: &File, offset: u64, len: usize) -> std::io::Result<Vec<u8>
     // There may have been room for more.
     buf.truncate(len);
     Ok(buf)
+}
+
+/// Makes a directory that only its owner may enter, and takes it for this process: its lock is held until what is returned is
+/// dropped. Nothing if another process has it.
+pub fn take_dir(dir: &Path) -> Result<Option<File>> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.doing(|| format!("make {}", dir.display()))?;
+    let path = dir.join("lock");
+    let what = || format!("lock {}", path.display());
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let file = options
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&path)
+        .doing(what)?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(e)) => Err(Error::io(what(), e)),
+    }
 }
 
 /// The machine's own file system.
@@ -159,13 +180,13 @@ impl Disk for RealDisk {
         } else {
             match file.try_lock() {
                 Ok(()) => {}
-                Err(std::fs::TryLockError::WouldBlock) => {
+                Err(TryLockError::WouldBlock) => {
                     return Err(Error::new(
                         Kind::Busy,
                         format!("{} is held by another process", path.display()),
                     ));
                 }
-                Err(std::fs::TryLockError::Error(e)) => return Err(Error::io(what(), e)),
+                Err(TryLockError::Error(e)) => return Err(Error::io(what(), e)),
             }
         }
         Ok(Box::new(file))

@@ -8,6 +8,7 @@ mod whole;
 
 pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Progress};
 pub use crate::commit::{RepackProgress, RepackRequest, Repacked};
+pub use crate::disk::take_dir;
 pub use crate::format::is_distributed_part;
 pub use crate::graph::{Entry, EntryKind, MAIN, Numbered, Timestamp, Tree, check_name};
 pub use crate::id::{FileHash, NodeId, VersionId};
@@ -16,7 +17,7 @@ pub use crate::verify::{Damage, Report};
 pub use diff::{Diff, TensorDiff};
 pub use file::{FileView, TensorInfo, TensorPaths, View};
 pub use stats::{BranchStats, CodecStats, Stats};
-pub use whole::{FileKey, Home, Warmed, Whole, WholeFiles, disk_is_full};
+pub use whole::{FileKey, Home, Warmed, Whole, WholeFiles, disk_is_full, hash_file};
 
 use crate::cache::ByteLru;
 use crate::commit::{self, Parts};

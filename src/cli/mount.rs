@@ -2,8 +2,9 @@
 
 use super::{Context, notify, show};
 use crate::error::{Error, IoContext, Kind, Result};
-use crate::fuse::{self, MountOptions};
+use crate::fuse::{self, MountOptions, control};
 use crate::store::{Options, Store};
+use serde_json::json;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -88,7 +89,9 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
         memory: args.memory,
         ..Options::default()
     };
-    let store = Store::open_or_init(&absolute(&context.dir()?)?, &options)?;
+    let dir = absolute(&context.dir()?)?;
+    fuse::refuse_nested(&dir)?;
+    let store = Store::open_or_init(&dir, &options)?;
     let options = MountOptions {
         settle: args.settle,
         settle_dir: args.settle_dir,
@@ -122,6 +125,13 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
 /// Starts this program again in the background and waits until its mount is usable.
 fn start(context: &Context, args: &Args) -> Result<()> {
     let dir = absolute(&context.dir()?)?;
+    fuse::refuse_nested(&dir)?;
+    if !args.read_only && control::ask(&dir, &json!({"do": "status"})).is_ok() {
+        eprintln!(
+            "zspace: staging/ is read-only here: another mount of {} takes what is written",
+            dir.display()
+        );
+    }
     // Made here, so that there is a place for the log.
     match Store::init(&dir) {
         Err(e) if e.kind() != Kind::Exists => return Err(e),

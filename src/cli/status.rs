@@ -18,7 +18,17 @@ pub(super) struct Args {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let dir = match &args.mnt {
-        None => context.dir()?,
+        None => {
+            let dir = context.dir()?;
+            // A wrong name should not lead to mounting a new store.
+            if !dir.join("FORMAT").exists() {
+                return Err(Error::new(
+                    Kind::NotFound,
+                    format!("no store in {}", dir.display()),
+                ));
+            }
+            dir
+        }
         Some(mnt) => control::store_of(mnt).ok_or_else(|| {
             Error::new(
                 Kind::NotFound,

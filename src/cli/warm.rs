@@ -24,8 +24,15 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         );
         return Err(Error::new(Kind::NoSpace, why));
     }
-    show::print(&format!(
-        "{kept} files of {} are whole in the cache\n",
-        show::bytes(number("bytes"))
-    ))
+    let many = |n: u64, one: &str, more: &str| format!("{n} {}", if n == 1 { one } else { more });
+    let of = show::bytes(number("bytes"));
+    let kept = many(kept, &format!("file of {of} is"), &format!("files of {of} are"));
+    let mut text = format!("{kept} whole in the cache");
+    if small > 0 {
+        text += &format!(
+            "; {} rebuilt as fast",
+            many(small, "small one is", "small ones are")
+        );
+    }
+    show::print(&(text + "\n"))
 }

@@ -33,7 +33,7 @@ mod warm;
 mod xattr;
 
 pub use attr::{Attr, FileKind};
-pub use session::{MountOptions, mount};
+pub use session::{MountOptions, mount, refuse_nested};
 pub use staging::{EntryStatus, Handle, Located, SetAttr, SetTime, Settle, Staging, State, Status};
 pub use unmount::unmount;
 

@@ -220,6 +220,18 @@ fn to_be(path: &Path) -> Result<PathBuf> {
     }
 }
 
+/// Whether a store may lie at `dir`, which need not be there yet: not in the mount of another.
+///
+/// Errors: `Usage` if it may not.
+pub fn refuse_nested(dir: &Path) -> Result<()> {
+    let there = dir.ancestors().find(|d| d.is_dir());
+    if there.is_some_and(|d| xattr(d, "user.zspace.path").is_some()) {
+        let why = format!("the store {} lies inside the mount of a store", dir.display());
+        return Err(Error::new(Kind::Usage, why));
+    }
+    Ok(())
+}
+
 /// Makes the mount point fit to be mounted on, and gives its true path.
 fn prepare(store: &Store, mnt: &Path) -> Result<PathBuf> {
     if is_dead(mnt) {
@@ -237,10 +249,7 @@ fn prepare(store: &Store, mnt: &Path) -> Result<PathBuf> {
         let why = format!("the mount point {mnt} and the store {dir} may not lie within each other");
         return Err(Error::new(Kind::Usage, why));
     }
-    if xattr(&dir, "user.zspace.store").is_some() {
-        let why = format!("the store {} lies inside the mount of a store", dir.display());
-        return Err(Error::new(Kind::Usage, why));
-    }
+    refuse_nested(&dir)?;
     std::fs::create_dir_all(mnt).doing(|| format!("make the mount point {}", mnt.display()))?;
     let mnt = mnt.canonicalize().doing(|| format!("find {}", mnt.display()))?;
     if xattr(&mnt, "user.zspace.path").is_some_and(|p| p.is_empty()) {
@@ -322,7 +331,7 @@ fn drain(staging: &Staging, options: &MountOptions) {
         Ok(left) => {
             for entry in left {
                 log::warn!(
-                    "{}/{} stays in staging: {:?}",
+                    "{}/{} stays in staging: {}",
                     entry.branch,
                     entry.name,
                     entry.state

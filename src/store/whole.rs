@@ -4,16 +4,15 @@
 //! this process: what an earlier one left is hashed first, for a power loss may have eaten it.
 
 use super::{EntryKind, FileView, Store};
+use crate::disk::take_dir;
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::id::{FileHash, FileHasher};
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::Serialize;
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +40,7 @@ pub struct WholeFiles {
     kept: Arc<Mutex<Kept>>,
     /// Files that were dropped because the disk was full.
     rescues: AtomicU64,
-    _lock: OwnedFd,
+    _lock: File,
 }
 
 #[derive(Default)]
@@ -60,6 +59,8 @@ struct One {
     proven: Option<Stamp>,
     /// The only place that may take it away to change it: nobody else ever had the file.
     home: Option<Home>,
+    /// It was read elsewhere, too: a mapping may have outlived the reader that made it.
+    lent: bool,
 }
 
 /// Where in `staging/` a file is read.
@@ -159,16 +160,9 @@ impl Store {
 impl WholeFiles {
     /// The files in `dir`, made if absent, to hold up to `quota` bytes. None if another process is in charge of it.
     pub(super) fn open(dir: PathBuf, quota: u64) -> Result<Option<Self>> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-        made.doing(|| format!("make {}", dir.display()))?;
-        let path = dir.join("lock");
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let lock = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)
-            .doing(|| format!("open {}", path.display()))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-            r => r.doing(|| format!("lock {}", path.display()))?,
-        }
+        let Some(lock) = take_dir(&dir)? else {
+            return Ok(None);
+        };
         let whole = WholeFiles {
             dir,
             quota,
@@ -234,6 +228,7 @@ impl WholeFiles {
         match opened {
             Ok((now, file)) if now == proven => {
                 one.used = next;
+                one.lent |= home.is_none() || home != one.home.as_ref();
                 one.users.push((next, home.cloned()));
                 Some(Whole {
                     file,
@@ -290,8 +285,9 @@ impl WholeFiles {
         kept.files.contains_key(key)
     }
 
-    /// Moves the file away to `to`, to be changed there, if it came from `home` and nobody reads it elsewhere. Whether it was moved.
-    pub fn take(&self, key: &FileKey, home: &[u8], to: &Path) -> bool {
+    /// Moves the file away to `to`, to be changed there, if it came from `home` and nobody reads it elsewhere; `in_use` tells whether
+    /// anybody has a file open or mapped. Whether it was moved.
+    pub fn take(&self, key: &FileKey, home: &[u8], to: &Path, in_use: &dyn Fn(&Path) -> bool) -> bool {
         let mut kept = self.kept.lock();
         let own = |h: &Option<Home>| h.as_deref() == Some(home);
         let Some(one) = kept.files.get(key) else {
@@ -301,6 +297,9 @@ impl WholeFiles {
         let whole =
             one.proven.is_some() && fs::symlink_metadata(&path).ok().as_ref().map(stamp) == one.proven;
         if !whole || !own(&one.home) || !one.users.iter().all(|(_, h)| own(h)) || to.exists() {
+            return false;
+        }
+        if one.lent && in_use(&path) {
             return false;
         }
         match fs::rename(&path, to) {
@@ -364,20 +363,13 @@ impl WholeFiles {
         let hashed = (|| {
             let mut file = open_read(&path)?;
             let before = stamp(&file.metadata()?);
-            let (mut hasher, mut buf) = (FileHasher::default(), vec![0; STEP]);
-            loop {
-                match file.read(&mut buf)? {
-                    _ if !go_on() => return Ok((None, before)),
-                    0 => break,
-                    n => hasher.update(&buf[..n]),
-                }
-            }
+            let hashed = hash_file(&mut file, go_on)?;
             let same = before == stamp(&file.metadata()?);
-            std::io::Result::Ok((Some(hasher.finish()).filter(|_| same), before))
+            std::io::Result::Ok((hashed.filter(|_| same), before))
         })();
         let mut kept = self.kept.lock();
         match (hashed, kept.files.get_mut(key)) {
-            (Ok((Some(hash), stamp)), Some(one)) if hash == key.0 => {
+            (Ok((Some(hashed), stamp)), Some(one)) if hashed == *key => {
                 one.proven = Some(stamp);
                 return Ok(true);
             }
@@ -465,6 +457,7 @@ impl Kept {
             users,
             proven,
             home,
+            lent: false,
         };
         if self.files.insert(key, one).is_none() {
             self.bytes += key.1;
@@ -502,6 +495,21 @@ pub fn disk_is_full(dir: &Path) -> bool {
         let full = (s.f_blocks * s.f_frsize / FULL_SHARE).clamp(FULL_AT_LEAST, FULL_AT_MOST);
         s.f_bavail * s.f_frsize < full
     })
+}
+
+/// The SHA-256 and length of an open file; nothing if `go_on` says that it is not worth going on.
+pub fn hash_file(file: &mut File, go_on: &dyn Fn() -> bool) -> std::io::Result<Option<FileKey>> {
+    let (mut hasher, mut len, mut buf) = (FileHasher::default(), 0, vec![0; STEP]);
+    loop {
+        match file.read(&mut buf)? {
+            _ if !go_on() => return Ok(None),
+            0 => return Ok(Some((hasher.finish(), len))),
+            n => {
+                hasher.update(&buf[..n]);
+                len += n as u64;
+            }
+        }
+    }
 }
 
 fn open_read(path: &Path) -> std::io::Result<File> {

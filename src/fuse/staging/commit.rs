@@ -241,11 +241,12 @@ impl Staging {
         match result {
             Ok(done) => {
                 log::info!("committed {}/{:06} {}", done.branch, done.number, done.id);
-                for (((key, _), held), looks) in items.iter().zip(held).zip(before.iter().zip(&after)) {
-                    if let (Some(before), Some(after)) = looks
-                        && !before.differs(after)
+                for (((key, _), held), looks) in items.iter().zip(held).zip(before.into_iter().zip(after)) {
+                    if let (Some(look), Some(after)) = looks
+                        && !look.differs(&after)
                     {
-                        self.finish(key, before, started, &Origin::new(done.id, &key.1), held, true);
+                        let origin = Origin::new(done.id, &key.1);
+                        self.finish(key, Published { look, origin, held }, started, true);
                     }
                 }
                 self.end_committing(items);
@@ -253,11 +254,17 @@ impl Staging {
             }
             Err(e) => {
                 self.end_committing(items);
-                for (key, _) in items {
-                    match e.kind() {
+                for ((key, _), change) in items.iter().zip(changes) {
+                    let mut g = self.lock();
+                    // What is not found was removed meanwhile, or else is missing for good.
+                    let changed = e.kind() == Kind::Changed
+                        || e.kind() == Kind::NotFound && g.last_change(key) != change;
+                    if changed {
                         // It settles once more.
-                        Kind::Changed | Kind::NotFound => self.lock().touch(&path_of(key), self.clock.now()),
-                        _ => drop(self.failed(key, &e)),
+                        g.touch(&path_of(key), self.clock.now());
+                    } else {
+                        drop(g);
+                        self.failed(key, &e);
                     }
                 }
                 Err(e)
@@ -295,21 +302,13 @@ impl Staging {
     }
 
     /// What follows a commit: the durable mark, then the backing files go, or become whole files of the version. If the entry was
-    /// touched since `started`, or somebody can still write to it, it stays as it is: new work. `held`: somebody could write to it
-    /// unseen while it was read. `own`: the commit that is under way is the one that this ends.
-    pub(super) fn finish(
-        &self,
-        key: &Key,
-        before: &Look,
-        started: Duration,
-        origin: &Origin,
-        held: bool,
-        own: bool,
-    ) {
+    /// touched since `started`, or somebody can still write to it, it stays as it is: new work. `own`: the commit that is under way
+    /// is the one that this ends.
+    pub(super) fn finish(&self, key: &Key, mut done: Published, started: Duration, own: bool) {
         let path = path_of(key);
-        let held = held || self.held(key).is_some();
+        done.held = done.held || self.held(key).is_some();
         let mut g = self.lock();
-        let touched = held || g.last_change(key) > started || g.writers(&path).next().is_some();
+        let touched = done.held || g.last_change(key) > started || g.writers(&path).next().is_some();
         let Some(e) = g
             .entries
             .get_mut(key)
@@ -318,20 +317,15 @@ impl Staging {
             return;
         };
         if touched {
-            e.published = Some(Published {
-                look: before.clone(),
-                origin: origin.clone(),
-                held,
-            });
+            e.published = Some(done);
             return;
         }
         e.busy = true;
-        let mark = Mark::Committed {
-            origin: origin.clone(),
-        };
+        let origin = done.origin.clone();
+        let mark = Mark::Committed { origin };
         let marked = MutexGuard::unlocked(&mut g, || self.marks.write(&key.0, &key.1, &mark));
         // In one step under the lock, so that nobody finds neither the files nor the version.
-        let done = marked.and_then(|()| {
+        let moved = marked.and_then(|()| {
             let number = g.number();
             self.trash(&path, number).inspect_err(|_| {
                 // Without the move the files would count as leftovers at the next start.
@@ -340,7 +334,7 @@ impl Staging {
         });
         g.clear(&path);
         let now = self.clock.now();
-        match done {
+        match moved {
             Ok(gone) => {
                 g.entries.insert(
                     key.clone(),
@@ -350,16 +344,12 @@ impl Staging {
                     },
                 );
                 // Readers are served from the version meanwhile; who wants to change the entry waits for its files.
-                MutexGuard::unlocked(&mut g, || self.keep_whole(key, &gone, origin));
+                MutexGuard::unlocked(&mut g, || self.keep_whole(key, &gone, &done.origin));
             }
             Err(error) => {
                 log::warn!("{}: committed, but kept in staging: {error}", names::show(&path));
                 if let Some(e) = g.entries.get_mut(key) {
-                    e.published = Some(Published {
-                        look: before.clone(),
-                        origin: origin.clone(),
-                        held,
-                    });
+                    e.published = Some(done);
                     e.failed = Some(Failure {
                         reason: error.to_string(),
                         retry: now + RETRY,
@@ -426,7 +416,8 @@ impl Staging {
             // Whoever changes nothing after all makes no version; a change must get another time than this.
             let look = Look::at(&to, &mut |_| {})?;
             std::thread::sleep(TICK);
-            let (origin, held) = (origin.clone(), false);
+            // Not every file system notes the time of what is written through a mapping.
+            let (origin, held) = (origin.clone(), true);
             Ok(Some(Published { look, origin, held }))
         });
         if done.is_err() {
@@ -438,6 +429,7 @@ impl Staging {
             if let Ok(published) = &done {
                 *e = Entry {
                     published: published.clone(),
+                    by: std::mem::take(&mut e.by),
                     ..Entry::new(dirty, now)
                 };
             }

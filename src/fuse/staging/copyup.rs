@@ -1,5 +1,6 @@
 //! Copying a committed entry back to disk before it is changed.
 
+use super::lease;
 use super::marks::Origin;
 use super::names;
 use super::repo::{Repo, find, timespec};
@@ -55,7 +56,7 @@ pub(super) fn export(
                     continue;
                 }
                 let home = home_of(&[path, &rel].concat());
-                let taken = |w: &WholeFiles| *link == 0 && w.take(&(*hash, *len), &home, &to);
+                let taken = |w: &WholeFiles| *link == 0 && w.take(&(*hash, *len), &home, &to, &lease::in_use);
                 let file = if repo.whole_files().is_some_and(taken) {
                     File::open(&to).doing(|| format!("open {}", to.display()))?
                 } else {

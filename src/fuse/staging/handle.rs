@@ -10,7 +10,7 @@ use crate::fuse::attr::Attr;
 use crate::store::disk_is_full;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, SeekFrom};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,8 +43,11 @@ pub(super) type Stamp = (u64, i64, i64);
 
 /// What a file looks like now.
 pub(super) fn stamp(file: &File) -> Stamp {
-    file.metadata()
-        .map_or((0, 0, 0), |m| (m.len(), m.mtime(), m.mtime_nsec()))
+    file.metadata().map_or((0, 0, 0), |m| stamp_of(&m))
+}
+
+pub(super) fn stamp_of(m: &Metadata) -> Stamp {
+    (m.len(), m.mtime(), m.mtime_nsec())
 }
 
 impl Handle {
@@ -83,6 +86,7 @@ impl Handle {
         if !self.wrote.load(Ordering::Acquire) && now == self.opened {
             return Ok(());
         }
+        self.note_close(now);
         if disk_is_full(&self.staging.dir) || self.staging.rescues() != self.rescues {
             self.suspect(FULL.to_owned());
         }
@@ -183,6 +187,15 @@ impl Handle {
         self.wrote.store(true, Ordering::Release);
         self.tick
             .store(self.staging.clock.now().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Notes what the file looked like when it was closed: what a mapping writes from now on, nobody closes.
+    fn note_close(&self, now: Stamp) {
+        let mut g = self.staging.lock();
+        let path = self.writer.and_then(|id| g.opens.get(&id)?.path.clone());
+        if let Some(e) = path.and_then(|p| g.entries.get_mut(&super::key_of(&p)?)) {
+            e.closed_as = Some(now);
+        }
     }
 
     /// Puts a suspicion on record, unless there is an older one. Whether it was new.

@@ -50,7 +50,7 @@ use rustix::fs::Stat;
 use state::{Inner, Key, key_of};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -106,7 +106,7 @@ pub struct Staging {
     clock: Arc<dyn Clock>,
     shared: Arc<Shared>,
     /// The lock on STORE/staging; without it everything is read-only.
-    lock: Option<OwnedFd>,
+    lock: Option<File>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 

@@ -89,6 +89,10 @@ impl Staging {
             g.sign(path);
             if let Some(key) = key_of(path) {
                 self.drop_aside(g, &key);
+                // What was put there whole is being worked on.
+                if let Some(e) = g.entries.get_mut(&key) {
+                    e.at_once = false;
+                }
             }
             self.wake(g);
             return done;

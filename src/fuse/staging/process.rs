@@ -1,5 +1,7 @@
-//! The processes that change entries, and whether one of them was killed: what it left may be half of what it meant to write.
+//! The processes that change entries, and whether one of them was killed or failed: what it left may be half of what it meant to
+//! write.
 
+use super::torn::ended_badly;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::cell::Cell;
@@ -51,10 +53,11 @@ impl Process {
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
     }
 
-    /// Why what it left may be incomplete: a signal ended it.
-    pub(super) fn killed(&self) -> Option<String> {
+    /// Why what it left may be incomplete: a signal ended it, or it ended with an error.
+    pub(super) fn failed(&self) -> Option<String> {
         let status = if self.ended() { self.status()? } else { return None };
-        (status & 0x7f != 0).then(|| format!("its writer ({}, process {}) was killed", self.name, self.id))
+        let how = ended_badly(status)?;
+        Some(format!("its writer ({}, process {}) {how}", self.name, self.id))
     }
 
     /// Its exit status as wait(2) tells it.
@@ -134,24 +137,25 @@ mod tests {
     fn who_was_killed_is_told_from_who_ended() {
         let mut processes = Processes::default();
         let mut killed = child("read x; true");
-        let mut failed = child("exit 9");
+        let mut failed = child("read x; exit 9");
         let of = |c: &Child, p: &mut Processes| for_client(c.id(), || p.client()).unwrap();
         let first = of(&killed, &mut processes);
         assert!(Arc::ptr_eq(&first, &of(&killed, &mut processes)));
-        assert_eq!(first.killed(), None, "it runs");
+        assert_eq!(first.failed(), None, "it runs");
         let second = Process::of_thread(failed.id());
         killed.kill().unwrap();
         while !first.ended() {
             std::thread::yield_now();
         }
-        let zombie = first.killed();
+        let zombie = first.failed();
         killed.wait().unwrap();
+        drop(failed.stdin.take());
         failed.wait().unwrap();
         assert!(
             zombie.is_some_and(|why| why.contains("(sh")),
             "before anybody waited for it"
         );
-        assert!(second.is_none_or(|p| p.killed().is_none()));
+        assert!(second.is_some_and(|p| p.failed().is_some_and(|why| why.contains("exit status 9"))));
         assert!(processes.client().is_none(), "nobody asked");
     }
 }

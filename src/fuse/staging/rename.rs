@@ -128,7 +128,9 @@ impl Staging {
             g.clear(to);
         }
         g.moved(from, to, exchange);
-        if !exchange && path_key(from) == path_key(to) {
+        if from.len() == 2 && to.len() == 2 {
+            g.resign(&path_key(from), &path_key(to), exchange);
+        } else if !exchange && path_key(from) == path_key(to) {
             g.unsign(from);
         } else if !exchange {
             g.sign(from);

@@ -33,10 +33,10 @@ impl Staging {
         let client = g.processes.client().map(|p| p.id);
         let quiet = g.last_change(key) + QUIET <= self.clock.now();
         let (path, number) = (path_of(key), g.number());
-        let free = g.writers(&path).next().is_none() && g.suspect(&path).is_none();
+        let free = g.writers(&path).next().is_none() && g.doubt(key).is_none();
         let e = g.entries.get_mut(key)?;
         let known = e.aside.take();
-        let own = client.is_some_and(|c| e.by.iter().any(|w| w.process.id == c));
+        let own = client.is_some_and(|c| e.by.iter().any(|w| w.process.id == c && w.failed.is_none()));
         let dirty = matches!(e.mark, Mark::Dirty { .. }) && e.published.is_none();
         if known.is_some() || !(own && quiet && free && dirty && !names::unfinished(&key.1)) {
             return known;

@@ -1,10 +1,10 @@
 //! One pass of the committer: what has settled, what belongs together, what must wait.
 
 use super::backing::{Look, kind_of};
+use super::handle::stamp_of;
 use super::marks::Mark;
 use super::plan::{Member, divide, held_by, windows};
 use super::state::{Key, Published, path_of};
-use super::status::at_and_why;
 use super::{Staging, names};
 use crate::error::{IoContext, Result};
 use crate::fuse::attr::FileKind;
@@ -125,23 +125,22 @@ impl Staging {
         }
     }
 
-    /// Whether one of those who changed the directory was killed before it was left alone: then files may be missing, or be left
-    /// from before. Asked once it has been left alone; from then on its writers may end as they like.
-    fn abandoned(&self, c: &Candidate) -> Option<String> {
+    /// The entry has been left alone: whether it is in doubt all the same. Of a loose file that was closed in peace its writers
+    /// may end as they like, unless they wrote to it afterwards.
+    fn abandoned(&self, c: &Candidate, dir: bool) -> Option<String> {
         let mut g = self.lock();
         self.drop_aside(&mut g, &c.key);
-        let by = std::mem::take(&mut g.entries.get_mut(&c.key)?.by);
-        // What others have done over since is not its work any more.
-        let mut left = by.iter().filter(|w| !w.places.is_empty());
-        let why = left.find_map(|w| w.process.killed())?;
-        g.suspects.entry(path_of(&c.key)).or_insert_with(|| why.clone());
-        Some(why)
-    }
-
-    fn suspicion(&self, c: &Candidate) -> Option<String> {
-        let g = self.lock();
-        g.suspect(&path_of(&c.key))
-            .map(|(at, why)| at_and_why(&at[2..], why))
+        let e = g.entries.get_mut(&c.key)?;
+        let now = || {
+            std::fs::symlink_metadata(self.disk_path(&c.key))
+                .map(|m| stamp_of(&m))
+                .ok()
+        };
+        e.behind |= !dir && e.closed_as.is_some() && e.closed_as != now();
+        if !c.at_once && (dir || e.behind) {
+            e.left_alone();
+        }
+        g.doubt(&c.key)
     }
 
     fn directory(&self, c: Candidate, next: &mut Next) {
@@ -154,12 +153,10 @@ impl Staging {
         if due > self.clock.now() {
             return next.at(due);
         }
-        if let Some(why) = self.suspicion(&c) {
-            return self.park(&c, why);
+        if self.still_held(&c, next) {
+            return;
         }
-        if !c.at_once
-            && let Some(why) = self.abandoned(&c)
-        {
+        if let Some(why) = self.abandoned(&c, true) {
             return self.park(&c, why);
         }
         if c.thinned {
@@ -176,9 +173,6 @@ impl Staging {
             Ok(look) => look,
             Err(e) => return next.at(self.failed(&c.key, &e)),
         };
-        if self.still_held(&c, next) {
-            return;
-        }
         match self.already(&c, &look) {
             Ok(true) => return,
             Ok(false) => {}
@@ -224,28 +218,36 @@ impl Staging {
 
     /// Whether just this content was published already, while a writer had it open: then it only has to be marked.
     fn already(&self, c: &Candidate, look: &Look) -> Result<bool> {
-        let Some(p) = c.published.as_ref().filter(|p| !p.look.differs(look)) else {
+        let Some(p) = c.published.clone().filter(|p| !p.look.differs(look)) else {
             return Ok(false);
         };
         if p.held && !self.holds_version(&self.disk_path(&c.key), &p.origin)? {
             return Ok(false);
         }
-        self.finish(&c.key, &p.look, c.changed, &p.origin, false, false);
+        self.finish(&c.key, Published { held: false, ..p }, c.changed, false);
         Ok(true)
     }
 
     /// Whether somebody can still write to the entry without our hearing of it; then it is looked at again later.
     fn still_held(&self, c: &Candidate, next: &mut Next) -> bool {
-        let Some(file) = self.held(&c.key) else {
+        let held = self.held(&c.key);
+        let mut g = self.lock();
+        let Some(e) = g.entries.get_mut(&c.key) else {
             return false;
         };
-        log::debug!(
-            "{}: {} is still mapped",
-            names::show(&path_of(&c.key)),
-            file.display()
-        );
-        next.at(self.clock.now() + HELD);
-        true
+        if let Some(file) = &held {
+            log::debug!(
+                "{}: {} is still mapped",
+                names::show(&path_of(&c.key)),
+                file.display()
+            );
+            e.behind = true;
+        }
+        e.held = held;
+        if e.held.is_some() {
+            next.at(self.clock.now() + HELD);
+        }
+        e.held.is_some()
     }
 
     /// Whether the entry changed so lately that the next change may get the same time.
@@ -268,6 +270,7 @@ impl Staging {
         let mut g = self.lock();
         let e = g.entries.get_mut(key)?;
         e.changed = e.changed.max(changed);
+        e.behind = true;
         Some(e.changed + quiet)
     }
 
@@ -320,7 +323,7 @@ impl Staging {
                 young.extend(of().map(|c| c.key.1.clone()));
             }
         }
-        self.join_by_index(branch, &mut groups, &mut young);
+        self.join_by_index(branch, &mut groups, &mut young, next);
         for group in groups {
             self.divide_and_commit(branch, group, next);
         }
@@ -360,7 +363,7 @@ impl Staging {
                 .map(String::into_bytes)
                 .collect()
         });
-        let torn = self.suspicion(c).or(probe.torn);
+        let torn = self.abandoned(c, false).or(probe.torn);
         let (name, closed, tensors) = (c.key.1.clone(), c.closed, probe.tensors);
         Some(Probed {
             candidate: c.clone(),
@@ -389,7 +392,13 @@ impl Staging {
 
     /// Brings together an index and the shards it names, however far apart they were written. Where a shard is still young or
     /// being written, the index and its group are put off; where one is missing, the index is torn.
-    fn join_by_index(&self, branch: &str, groups: &mut Vec<Vec<Probed>>, young: &mut Vec<Vec<u8>>) {
+    fn join_by_index(
+        &self,
+        branch: &str,
+        groups: &mut Vec<Vec<Probed>>,
+        young: &mut Vec<Vec<u8>>,
+        next: &mut Next,
+    ) {
         young.extend(self.lock().writing(branch));
         let mut at = 0;
         while at < groups.len() {
@@ -408,9 +417,9 @@ impl Staging {
                 continue;
             }
             if named.iter().any(|n| young.contains(n)) {
-                for p in groups.remove(at) {
-                    self.park(&p.candidate, "waits for the files that the index names".into());
-                }
+                // What is young may settle without a change that would have it looked at again.
+                next.at(self.clock.now() + self.settle.files);
+                groups.remove(at);
                 continue;
             }
             for p in &mut groups[at] {

@@ -7,11 +7,9 @@ use super::repo::Repo;
 use super::state::{Entry, Inner, path_of};
 use super::{Settle, Shared, Staging, names};
 use crate::error::{IoContext, Kind, Result};
+use crate::store::take_dir;
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use std::fs::{self, DirBuilder};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -153,29 +151,14 @@ impl Staging {
     }
 }
 
-/// The lock on STORE/staging, or nothing if another process holds it or the store cannot be written.
-fn take(dir: &Path) -> Result<Option<OwnedFd>> {
-    match try_take(dir) {
-        Err(e)
-            if matches!(e.kind(), Kind::ReadOnly | Kind::NoSpace)
-                || matches!(e.errno(), libc::EWOULDBLOCK | libc::EACCES) =>
-        {
+/// The lock on STORE/staging, or nothing if another process holds it or the store cannot be written. Nobody else is to reach staged
+/// files but through the mount, which checks their permissions.
+fn take(dir: &Path) -> Result<Option<File>> {
+    match take_dir(dir) {
+        Err(e) if matches!(e.kind(), Kind::ReadOnly | Kind::NoSpace) || e.errno() == libc::EACCES => {
             log::warn!("staging is read-only in this mount: {e}");
             Ok(None)
         }
-        r => r.map(Some).map_err(|e| e.context("take over the staging area")),
+        r => r.map_err(|e| e.context("take over the staging area")),
     }
-}
-
-fn try_take(dir: &Path) -> Result<OwnedFd> {
-    // Nobody else is to reach staged files but through the mount, which checks their permissions.
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    made.doing(|| format!("make {}", dir.display()))?;
-    let path = dir.join("lock");
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)
-        .doing(|| format!("open {}", path.display()))?;
-    rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)
-        .doing(|| format!("lock {}", path.display()))?;
-    Ok(fd)
 }

@@ -1,10 +1,12 @@
 //! What staging knows in memory: entries, open writers, and files that are suspected to be torn.
 
 use super::backing::Look;
+use super::handle::Stamp;
 use super::marks::{Mark, Origin};
 use super::names;
 use super::process::{Process, Processes};
 use super::rotated::Rotated;
+use super::status::at_and_why;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
@@ -62,11 +64,17 @@ pub(super) struct Entry {
     pub by: Vec<Work>,
     /// Where its files were linked aside before the first was removed.
     pub aside: Option<PathBuf>,
+    /// What of it somebody can still write to without our hearing of it.
+    pub held: Option<PathBuf>,
+    /// It was written to without our hearing of it.
+    pub behind: bool,
+    /// What a loose file looked like when it was last closed after writing.
+    pub closed_as: Option<Stamp>,
     /// What was published while writers still had it open.
     pub published: Option<Published>,
 }
 
-/// A path, for comparisons.
+/// A path below an entry, for comparisons.
 fn place(path: &names::Path) -> u64 {
     let mut h = DefaultHasher::new();
     path.hash(&mut h);
@@ -78,8 +86,10 @@ fn place(path: &names::Path) -> u64 {
 pub(super) struct Work {
     /// Who.
     pub process: Arc<Process>,
-    /// The paths that it was the last to change or remove.
+    /// The paths below the entry that it was the last to change or remove.
     pub places: HashSet<u64>,
+    /// Why that may be incomplete: it was killed, or failed, before the entry was left alone.
+    pub failed: Option<String>,
 }
 
 /// A version that an entry became while it could still be written to.
@@ -107,6 +117,9 @@ impl Entry {
             parked: None,
             by: Vec::new(),
             aside: None,
+            held: None,
+            behind: false,
+            closed_as: None,
             published: None,
         }
     }
@@ -114,6 +127,21 @@ impl Entry {
     /// Whether files were removed from the committed entry since.
     pub(super) fn thinned(&self) -> bool {
         matches!(&self.mark, Mark::Committed { origin } if !origin.gone.is_empty())
+    }
+
+    /// Has left alone what it holds: from now on its writers may end as they like. Keeps those who were killed or failed before; what others
+    /// have done over since is not their work any more.
+    pub(super) fn left_alone(&mut self) {
+        for w in &mut self.by {
+            w.failed = w.failed.take().or_else(|| w.process.failed());
+        }
+        self.by.retain(|w| w.failed.is_some() && !w.places.is_empty());
+    }
+
+    /// Whether one of those who changed it was killed or failed before it was left alone: then files may be missing, or be left from before.
+    fn abandoned(&self) -> Option<&String> {
+        let left = self.by.iter().filter(|w| !w.places.is_empty());
+        left.filter_map(|w| w.failed.as_ref()).next()
     }
 
     /// Whether it is as its version has it.
@@ -188,33 +216,65 @@ impl Inner {
         let Some(e) = key_of(path).and_then(|key| self.entries.get_mut(&key)) else {
             return;
         };
+        let inside = &path[2..];
         let mut own = None;
         for (at, work) in e.by.iter_mut().enumerate() {
-            if work.process.id == client.id {
+            if work.process.id == client.id && work.failed.is_none() {
                 own = Some(at);
                 continue;
             }
-            for len in 2..=path.len() {
-                work.places.remove(&place(&path[..len]));
+            for len in 0..=inside.len() {
+                work.places.remove(&place(&inside[..len]));
             }
         }
         let own = own.unwrap_or_else(|| {
             e.by.push(Work {
                 process: client,
                 places: HashSet::new(),
+                failed: None,
             });
             e.by.len() - 1
         });
-        e.by[own].places.insert(place(path));
+        e.by[own].places.insert(place(inside));
     }
 
     /// What was at `path` has another name in its entry now: nobody is to be held to the old one.
     pub(super) fn unsign(&mut self, path: &names::Path) {
         if let Some(e) = key_of(path).and_then(|key| self.entries.get_mut(&key)) {
             for work in &mut e.by {
-                work.places.remove(&place(path));
+                work.places.remove(&place(&path[2..]));
             }
         }
+    }
+
+    /// An entry has another name: so has what its writers did. With `exchange` also the reverse.
+    pub(super) fn resign(&mut self, from: &Key, to: &Key, exchange: bool) {
+        let mut take = |key: &Key| {
+            let e = self.entries.get_mut(key);
+            e.map(|e| std::mem::take(&mut e.by)).unwrap_or_default()
+        };
+        let (moved, mut replaced) = (take(from), take(to));
+        if !exchange {
+            replaced.clear();
+        }
+        for (key, by) in [(to, moved), (from, replaced)] {
+            if let Some(e) = self.entries.get_mut(key) {
+                e.by = by;
+            }
+        }
+    }
+
+    /// Why the entry is not to be committed unasked: what of it may be torn.
+    pub(super) fn doubt(&self, key: &Key) -> Option<String> {
+        let torn = self.suspect(&path_of(key));
+        let torn = torn.map(|(at, why)| at_and_why(&at[2..], why));
+        let entry = || self.entries.get(key);
+        let held = || {
+            let file = entry()?.held.as_ref()?.display().to_string();
+            let what = if file.is_empty() { "it" } else { &file };
+            Some(format!("{what} is still mapped, or open under another name"))
+        };
+        torn.or_else(|| entry()?.abandoned().cloned()).or_else(held)
     }
 
     /// Handles open for writing below `path`.

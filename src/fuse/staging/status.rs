@@ -6,6 +6,7 @@ use super::{Guard, Staging, names};
 use crate::error::{Error, Kind, Result};
 use crate::store::WholeFiles;
 use serde::Serialize;
+use std::fmt;
 
 /// The state of the staging area.
 #[derive(Clone, Debug, Serialize)]
@@ -65,6 +66,19 @@ pub enum State {
         /// Why.
         reason: String,
     },
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            State::Writing => f.write_str("being written"),
+            State::Settling => f.write_str("settling"),
+            State::Committing => f.write_str("being committed"),
+            State::Waiting { reason } => write!(f, "waiting: {reason}"),
+            State::Failed { reason } => write!(f, "failed: {reason}"),
+            State::Committed { version } => write!(f, "committed as {version}"),
+        }
+    }
 }
 
 impl Staging {
@@ -158,10 +172,8 @@ impl Staging {
             State::Failed {
                 reason: f.reason.clone(),
             }
-        } else if let Some((at, why)) = g.suspect(&path) {
-            State::Waiting {
-                reason: at_and_why(&at[2..], why),
-            }
+        } else if let Some(reason) = g.doubt(key) {
+            State::Waiting { reason }
         } else if names::unfinished(&key.1) {
             State::Waiting {
                 reason: "its name marks unfinished work: rename it to commit it".into(),

@@ -8,14 +8,9 @@ use super::repo::{Repo, find};
 use super::state::{Key, path_of};
 use super::{Staging, lease};
 use crate::error::{IoContext, Result};
-use crate::id::FileHasher;
-use crate::store::{EntryKind, FileKey, Home, Warmed};
+use crate::store::{EntryKind, FileKey, Home, Warmed, hash_file};
 use std::fs::File;
-use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
-
-/// Bytes hashed at a time.
-const STEP: usize = 1 << 20;
 
 /// How the cache of whole files names a path in staging/.
 pub(crate) fn home_of(path: &names::Path) -> Home {
@@ -50,7 +45,9 @@ impl Staging {
     pub(super) fn holds_version(&self, at: &Path, origin: &Origin) -> Result<bool> {
         let mut same = true;
         self.each_file(origin, &mut |rel, file| {
-            same = same && hash(&below(at, &names::join(rel)))? == *file;
+            let path = below(at, &names::join(rel));
+            let hashed = File::open(&path).and_then(|mut f| hash_file(&mut f, &|| true));
+            same = hashed.doing(|| format!("read {}", path.display()))? == Some(*file);
             Ok(same)
         })?;
         Ok(same)
@@ -111,19 +108,5 @@ fn below(root: &Path, path: &Path) -> PathBuf {
     match path.as_os_str().is_empty() {
         true => root.to_owned(),
         false => root.join(path),
-    }
-}
-
-/// The SHA-256 and length of a file.
-fn hash(path: &Path) -> Result<FileKey> {
-    let what = || format!("read {}", path.display());
-    let mut file = File::open(path).doing(what)?;
-    let (mut hasher, mut len, mut buf) = (FileHasher::default(), 0, vec![0; STEP]);
-    loop {
-        match file.read(&mut buf).doing(what)? {
-            0 => return Ok((hasher.finish(), len)),
-            n => hasher.update(&buf[..n]),
-        }
-        len = file.stream_position().doing(what)?;
     }
 }

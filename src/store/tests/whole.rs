@@ -74,21 +74,25 @@ fn only_where_it_came_from_may_take_a_file_back_and_only_if_nobody_else_reads_it
     let (bytes, to) = (data(1, 1), dir.0.path().join("back"));
     let (key, home): (_, Home) = (key(&bytes), b"main/a"[..].into());
     assert!(dir.adopt(&files, &bytes, "main/a"));
-    assert!(!files.take(&key, b"main/b", &to));
+    assert!(!files.take(&key, b"main/b", &to, &|_| false));
     let version = files.get(&key, None).unwrap();
-    assert!(!files.take(&key, b"main/a", &to));
+    assert!(!files.take(&key, b"main/a", &to, &|_| false));
     drop(version);
     let own = files.get(&key, Some(&home)).unwrap();
     let other = files.get(&key, Some(&b"main/b"[..].into())).unwrap();
-    assert!(!files.take(&key, b"main/a", &to));
+    assert!(!files.take(&key, b"main/a", &to, &|_| false));
     drop(other);
-    assert!(files.take(&key, b"main/a", &to));
+    assert!(
+        !files.take(&key, b"main/a", &to, &|_| true),
+        "mapped by a reader that is gone"
+    );
+    assert!(files.take(&key, b"main/a", &to, &|_| false));
     assert_eq!(fs::read(&to).unwrap(), bytes);
     assert_eq!(own.read(0, 10).unwrap(), bytes[..10]);
     assert!(files.get(&key, None).is_none() && files.bytes() == 0);
     // A second file of the same bytes: who has the first one open is not known by its home any more.
     assert!(dir.adopt(&files, &bytes, "main/a") && !dir.adopt(&files, &bytes, "main/a"));
-    assert!(!files.take(&key, b"main/a", &dir.0.path().join("again")));
+    assert!(!files.take(&key, b"main/a", &dir.0.path().join("again"), &|_| false));
 }
 
 #[test]

@@ -149,6 +149,19 @@ fn a_renamed_directory_with_an_open_writer_is_not_taken() {
 }
 
 #[test]
+fn a_renamed_directory_that_is_worked_on_has_to_settle() {
+    let f = Fixture::new();
+    f.mkdir("main/tmp-d");
+    f.put("main/tmp-d/a", "T");
+    f.rename("main/tmp-d", "main/d");
+    f.put("main/d/b", "T");
+    f.pass(0.1);
+    assert!(!f.committed("main/d"));
+    f.pass(11.0);
+    assert!(f.committed("main/d"));
+}
+
+#[test]
 fn what_is_torn_waits_and_becomes_whole_by_itself() {
     let f = Fixture::new();
     f.put("main/model.pt", "X");
