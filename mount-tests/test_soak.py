@@ -40,7 +40,8 @@ def resident(pid):
 
 @pytest.mark.timeout(SECONDS * 3 + 300)
 def test_writers_killed_among_readers(mounts, tmp_path):
-    mount = mounts(memory=f"{MEMORY_MIB}M", cache="1G")
+    # So many processes leave each other alone for longer than the other tests wait.
+    mount = mounts(memory=f"{MEMORY_MIB}M", cache="1G", **{"settle-dir": 2})
     rng = random.Random(SEED)
     # Two writers share each branch.
     branches = [f"run-{n // 2}" for n in range(WRITERS)]

@@ -175,6 +175,7 @@ CHANGES = {
     "truncate": "os.truncate(sys.argv[1], 100)",
     "chmod": "os.chmod(sys.argv[1], 0o600)",
     "rename": "os.rename(sys.argv[1], sys.argv[1] + '2')",
+    "setxattr": "os.setxattr(sys.argv[1], 'user.note', b'1')",
 }
 
 

@@ -2,8 +2,9 @@
 
 use super::attr::{Attr, FileKind};
 use super::changes::Caller;
-use super::files::Found;
+use super::files::{Files, Found};
 use super::io::Opened;
+use super::killed::Held;
 use crate::error::{Error, Result};
 use crate::store::Timestamp;
 use fuser::{
@@ -89,6 +90,23 @@ pub(super) fn answer_empty(reply: ReplyEmpty, result: Result<()>) {
     match result {
         Ok(()) => reply.ok(),
         Err(e) => reply.error(errno(&e)),
+    }
+}
+
+/// Answers whoever still waits for it.
+pub(super) fn answer_held(held: Held<ReplyEmpty>, result: Result<()>) {
+    if let Some(reply) = held.take() {
+        answer_empty(reply, result);
+    }
+}
+
+/// The same of a name that was made.
+pub(super) fn answer_held_entry(held: Held<ReplyEntry>, files: &Files, found: Result<Found>) {
+    match (held.take(), found) {
+        (Some(reply), found) => answer_entry(reply, found),
+        // The kernel does not know of it.
+        (None, Ok(found)) => files.inodes.forget(found.ino, 1),
+        (None, Err(_)) => {}
     }
 }
 

@@ -1,11 +1,12 @@
 //! The FUSE door: takes requests apart, hands them to worker threads, and puts answers into FUSE's words. It decides nothing.
 
 use super::answers::{
-    GENERATION, answer_empty, answer_entry, answer_xattr, caller, errno, file_attr, open_flags, timestamp,
+    GENERATION, answer_empty, answer_entry, answer_held, answer_held_entry, answer_xattr, caller, errno,
+    file_attr, open_flags, timestamp,
 };
 use super::attr::FileKind;
 use super::files::Files;
-use super::killed::{Held, Watch};
+use super::killed::Watch;
 use super::passthrough::{Passthrough, backing};
 use super::pool::Pool;
 use super::staging::{SetAttr, SetTime, for_client};
@@ -76,13 +77,6 @@ impl DoorFs {
     fn change(&self, req: &Request, job: impl FnOnce(&Files) + Send + 'static) {
         let (files, client) = (self.files.clone(), req.pid());
         self.changes.run(move || for_client(client, || job(&files)));
-    }
-}
-
-/// Answers whoever still waits for it.
-fn answer_held(held: Held<ReplyEmpty>, result: Result<()>) {
-    if let Some(reply) = held.take() {
-        answer_empty(reply, result);
     }
 }
 
@@ -192,15 +186,17 @@ impl Filesystem for DoorFs {
         reply: ReplyEntry,
     ) {
         let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
+        let held = self.clients.hold(req.pid(), reply);
         self.change(req, move |files| {
-            answer_entry(reply, files.make_node(parent.0, &name, mode, by))
+            answer_held_entry(held, files, files.make_node(parent.0, &name, mode, by))
         });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
         let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
+        let held = self.clients.hold(req.pid(), reply);
         self.change(req, move |files| {
-            answer_entry(reply, files.make_dir(parent.0, &name, mode, by))
+            answer_held_entry(held, files, files.make_dir(parent.0, &name, mode, by))
         });
     }
 
@@ -223,8 +219,9 @@ impl Filesystem for DoorFs {
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let (name, by) = (name.as_bytes().to_vec(), caller(req, 0));
         let target = target.as_os_str().as_bytes().to_vec();
+        let held = self.clients.hold(req.pid(), reply);
         self.change(req, move |files| {
-            answer_entry(reply, files.make_link(parent.0, &name, &target, by))
+            answer_held_entry(held, files, files.make_link(parent.0, &name, &target, by))
         });
     }
 
@@ -248,8 +245,9 @@ impl Filesystem for DoorFs {
 
     fn link(&self, req: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let name = name.as_bytes().to_vec();
+        let held = self.clients.hold(req.pid(), reply);
         self.change(req, move |files| {
-            answer_entry(reply, files.link(ino.0, parent.0, &name))
+            answer_held_entry(held, files, files.link(ino.0, parent.0, &name))
         });
     }
 
@@ -438,8 +436,9 @@ impl Filesystem for DoorFs {
         reply: ReplyEmpty,
     ) {
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
+        let held = self.clients.hold(req.pid(), reply);
         self.change(req, move |files| {
-            answer_empty(reply, files.set_xattr(ino.0, &name, &value, flags))
+            answer_held(held, files.set_xattr(ino.0, &name, &value, flags))
         });
     }
 
@@ -466,8 +465,9 @@ impl Filesystem for DoorFs {
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = name.as_bytes().to_vec();
+        let held = self.clients.hold(req.pid(), reply);
         self.change(req, move |files| {
-            answer_empty(reply, files.remove_xattr(ino.0, &name))
+            answer_held(held, files.remove_xattr(ino.0, &name))
         });
     }
 
@@ -487,11 +487,13 @@ impl Filesystem for DoorFs {
         reply: ReplyCreate,
     ) {
         let (name, by) = (name.as_bytes().to_vec(), caller(req, umask));
+        let held = self.clients.hold(req.pid(), reply);
         let through = self.through.clone();
         self.change(req, move |files| {
-            let register = |file: &File| through.register(|| Some(reply.open_backing(file)));
-            match files.create(parent.0, &name, mode, flags, by, &register) {
-                Ok((found, opened)) => {
+            let register = |file: &File| through.register(|| held.with(|reply| reply.open_backing(file)));
+            let made = files.create(parent.0, &name, mode, flags, by, &register);
+            match (held.take(), made) {
+                (Some(reply), Ok((found, opened))) => {
                     let attr = file_attr(found.ino, &found.attr);
                     let (ttl, fh, flags) = (&Duration::ZERO, FileHandle(opened.fh), open_flags(&opened));
                     match backing(&opened) {
@@ -499,7 +501,13 @@ impl Filesystem for DoorFs {
                         None => reply.created(ttl, &attr, GENERATION, fh, flags),
                     }
                 }
-                Err(e) => reply.error(errno(&e)),
+                (Some(reply), Err(e)) => reply.error(errno(&e)),
+                // Its client was interrupted: nobody else will close or forget it.
+                (None, Ok((found, opened))) => {
+                    files.release(found.ino, opened.fh);
+                    files.inodes.forget(found.ino, 1);
+                }
+                (None, Err(_)) => {}
             }
         });
     }

@@ -5,7 +5,7 @@
 //! on its way out, it is answered EINTR at once, and the work, which goes on, learns that nobody waits any more.
 
 use crate::error::{IoContext, Result};
-use fuser::{Errno, ReplyAttr, ReplyEmpty, ReplyOpen};
+use fuser::{Errno, ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -29,7 +29,7 @@ macro_rules! interrupt {
         }
     )*};
 }
-interrupt!(ReplyAttr, ReplyEmpty, ReplyOpen);
+interrupt!(ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen);
 
 type Slot<R> = Arc<Mutex<Option<R>>>;
 

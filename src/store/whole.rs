@@ -66,11 +66,12 @@ struct One {
 /// Where in `staging/` a file is read.
 pub type Home = Arc<[u8]>;
 
-/// What changes when a file is written to.
-type Stamp = (u64, u64, i64, i64);
+/// What changes when a file is written to; the second part also when its time is set back, or it is renamed or removed.
+type Stamp = ((u64, u64, i64, i64), (i64, i64));
 
 fn stamp(m: &fs::Metadata) -> Stamp {
-    (m.ino(), m.len(), m.mtime(), m.mtime_nsec())
+    let written = (m.ino(), m.len(), m.mtime(), m.mtime_nsec());
+    (written, (m.ctime(), m.ctime_nsec()))
 }
 
 /// A whole file being used: until it is dropped, nobody changes it.
@@ -79,6 +80,8 @@ pub struct Whole {
     pub file: File,
     key: FileKey,
     user: u64,
+    /// What it looked like, if nobody but a stranger changes it meanwhile.
+    proven: Option<Stamp>,
     kept: Arc<Mutex<Kept>>,
 }
 
@@ -94,11 +97,18 @@ impl Whole {
     }
 
     /// Up to `len` bytes at `offset`, fewer only at the end.
+    ///
+    /// Errors: `Damage` if a version is read and its file was written to past us.
     pub fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
         let left = usize::try_from(self.key.1.saturating_sub(offset)).unwrap_or(usize::MAX);
         let mut buf = vec![0; len.min(left)];
         let what = || format!("read {} in the cache", self.key.0);
         self.file.read_exact_at(&mut buf, offset).doing(what)?;
+        let now = stamp(&self.file.metadata().doing(what)?);
+        if self.proven.is_some_and(|p| p.0 != now.0) {
+            let why = format!("{} was changed in the cache while it was open", self.key.0);
+            return Err(Error::damage(why));
+        }
         Ok(buf)
     }
 }
@@ -231,6 +241,7 @@ impl WholeFiles {
                 one.lent |= home.is_none() || home != one.home.as_ref();
                 one.users.push((next, home.cloned()));
                 Some(Whole {
+                    proven: home.is_none().then_some(proven),
                     file,
                     key: *key,
                     user: next,

@@ -91,7 +91,7 @@ impl Staging {
                 self.drop_aside(g, &key);
                 // What was put there whole is being worked on.
                 if let Some(e) = g.entries.get_mut(&key) {
-                    e.at_once = false;
+                    (e.at_once, e.thinning) = (false, false);
                 }
             }
             self.wake(g);

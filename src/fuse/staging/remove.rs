@@ -62,6 +62,7 @@ impl Staging {
                 if done.is_err() || path.len() > 2 {
                     if let Some(e) = g.entries.get_mut(&key) {
                         e.aside = aside;
+                        e.thinning = done.is_ok();
                     }
                     return done;
                 }
@@ -100,6 +101,7 @@ impl Staging {
                         origin.gone.remove(p);
                     }
                     origin.gone.insert(rel.to_vec());
+                    e.thinning = true;
                 }
                 Mark::Dirty { .. } => return Err(committed_meanwhile()),
             },

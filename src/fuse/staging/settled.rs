@@ -17,6 +17,10 @@ use std::time::Duration;
 /// How soon what is still mapped is looked at again.
 const HELD: Duration = Duration::from_secs(1);
 
+/// So many times as long as else a directory must be left alone from which something was removed: whoever removes a checkpoint
+/// file by file may be slow, and nobody waits for a version of what is left.
+const REMOVALS: u32 = 5;
+
 /// An entry that may be due, as it was when the pass began.
 #[derive(Clone)]
 pub(super) struct Candidate {
@@ -26,6 +30,7 @@ pub(super) struct Candidate {
     closed: u64,
     at_once: bool,
     thinned: bool,
+    thinning: bool,
     /// Not before this, after a failure.
     retry: Duration,
     published: Option<Published>,
@@ -106,6 +111,7 @@ impl Staging {
                 closed: e.closed,
                 at_once: e.at_once,
                 thinned: e.thinned(),
+                thinning: e.thinning && !g.draining,
                 retry: e.failed.as_ref().map_or(Duration::ZERO, |f| f.retry),
                 published: e.published.clone(),
             });
@@ -144,10 +150,10 @@ impl Staging {
     }
 
     fn directory(&self, c: Candidate, next: &mut Next) {
-        let quiet = if c.at_once {
-            Duration::ZERO
-        } else {
-            self.settle.dirs
+        let quiet = match (c.at_once, c.thinning) {
+            (true, _) => Duration::ZERO,
+            (false, true) => self.settle.dirs * REMOVALS,
+            (false, false) => self.settle.dirs,
         };
         let due = (c.changed + quiet).max(c.retry);
         if due > self.clock.now() {

@@ -52,6 +52,8 @@ pub(super) struct Entry {
     pub closed: u64,
     /// Put there whole: it need not be left alone first.
     pub at_once: bool,
+    /// The last change took something out of it: more may follow.
+    pub thinning: bool,
     /// Its files are being moved in or out: everyone waits.
     pub busy: bool,
     /// The store is reading it.
@@ -111,6 +113,7 @@ impl Entry {
             changed: now,
             closed: 0,
             at_once: false,
+            thinning: false,
             busy: false,
             committing: false,
             failed: None,

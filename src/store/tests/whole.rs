@@ -113,7 +113,16 @@ fn nothing_is_believed_that_was_there_before_or_was_changed() {
             WholeFiles::open(cache.clone(), 1).unwrap().is_none(),
             "one process at a time"
         );
+        let (held, time) = (
+            files.get(&k, None).unwrap(),
+            fs::metadata(&file).unwrap().modified(),
+        );
         fs::write(&file, data(2, 8)).unwrap();
+        assert_eq!(held.read(0, 10).unwrap_err().kind(), Kind::Damage);
+        drop(held);
+        // Setting the time back does not help.
+        let other = fs::OpenOptions::new().write(true).open(&file).unwrap();
+        other.set_modified(time.unwrap()).unwrap();
         assert!(files.get(&k, None).is_none());
         assert!(files.build(&k, &view, &|| true).unwrap());
         assert_eq!(files.get(&k, None).unwrap().read(0, MIB).unwrap(), bytes[..MIB]);

@@ -124,7 +124,7 @@ fn removing_part_of_a_committed_directory_makes_a_version_without_it() {
     let mut f = Fixture::new();
     committed_dir(&f);
     f.staging.unlink(&path("main/d/a.pt")).unwrap();
-    f.pass(5.0);
+    f.pass(45.0);
     assert_eq!(f.log().len(), 1);
     f.pass(5.1);
     assert_eq!(f.log().len(), 2);
