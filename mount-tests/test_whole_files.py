@@ -96,6 +96,8 @@ def test_what_was_staged_becomes_its_versions_file_without_a_copy_and_comes_back
     with open(path, "rb", buffering=0) as ours, open(mount.version(1) / "a.bin", "rb", buffering=0) as theirs:
         with stopped(mount):
             assert os.pread(ours.fileno(), MIB, MIB) == os.pread(theirs.fileno(), MIB, MIB) == data[MIB : 2 * MIB]
+    # The kernel lets go of the version's file a moment after it is closed.
+    time.sleep(0.3)
     with open(path, "r+b") as file:
         file.write(b"changed")
     assert tree.stat().st_ino == number

@@ -137,6 +137,7 @@ impl Staging {
         let mut g = self.lock();
         self.drop_aside(&mut g, &c.key);
         let e = g.entries.get_mut(&c.key)?;
+        e.thinning = false;
         let now = || {
             std::fs::symlink_metadata(self.disk_path(&c.key))
                 .map(|m| stamp_of(&m))
