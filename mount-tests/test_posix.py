@@ -87,7 +87,8 @@ def test_pjdfstest(short, mounts, tmp_path):
     second = second and second / f"zspace-test-{os.getpid()}"
     try:
         results, texts = [], []
-        for directory in (ordinary, staged):
+        # Once more in staging: what fails there only now and then, on a busy machine, says nothing.
+        for directory in (ordinary, staged, staged.with_name("again")):
             directory.mkdir(mode=0o755)
             directory.chmod(0o755)
             command = [f"{TOOLS}/pjdfstest", "-c", tmp_path / "pjdfstest.toml", "-p", directory]
@@ -103,10 +104,10 @@ def test_pjdfstest(short, mounts, tmp_path):
             at.chmod(mode & 0o7777)
         if second:
             shutil.rmtree(second, ignore_errors=True)
-    expected, got = results
+    expected, got, again = results
     assert sum(o == "ok" for o in expected.values()) > 300, texts[0]
     assert got.keys() == expected.keys()
-    worse = [name for name in got if expected[name] == "ok" and got[name] != "ok"]
+    worse = [name for name in got if expected[name] == "ok" != got[name] and again[name] != "ok"]
     unexplained = [name for name in worse if not any(re.fullmatch(p, name) for p in EXCLUDED)]
     assert not unexplained, "\n".join(re.findall(rf"^(?:{'|'.join(unexplained)}) .*\n.*", texts[1], re.MULTILINE))
     # An exclusion that excludes nothing is to be taken out.
