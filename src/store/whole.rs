@@ -59,7 +59,7 @@ struct One {
     proven: Option<Stamp>,
     /// The only place that may take it away to change it: nobody else ever had the file.
     home: Option<Home>,
-    /// It was read elsewhere, too: a mapping may have outlived the reader that made it.
+    /// It was read as a version: a mapping may have outlived the reader that made it.
     lent: bool,
 }
 
@@ -238,7 +238,7 @@ impl WholeFiles {
         match opened {
             Ok((now, file)) if now == proven => {
                 one.used = next;
-                one.lent |= home.is_none() || home != one.home.as_ref();
+                one.lent |= home.is_none();
                 one.users.push((next, home.cloned()));
                 Some(Whole {
                     proven: home.is_none().then_some(proven),
