@@ -204,12 +204,18 @@ def python(script, *args):
 WRITE = "import os, sys, time, shutil\nd = sys.argv[1]; os.makedirs(d)\nfor n in 'ab': open(d + '/' + n, 'wb').write(n.encode() * 5000)\n"
 
 
-def test_a_directory_whose_writer_is_killed_between_two_files_waits(mount):
-    directory = mount.staging() / "checkpoint-1"
+def killed_between_two_files(directory):
+    """The process that wrote what is there."""
     writer = python(WRITE + "time.sleep(100)", directory)
     eventually(lambda: (directory / "b").is_file() and (directory / "b").stat().st_size == 5000, "both files")
     writer.kill()
     writer.wait()
+    return writer
+
+
+def test_a_directory_whose_writer_is_killed_between_two_files_waits(mount):
+    directory = mount.staging() / "checkpoint-1"
+    writer = killed_between_two_files(directory)
     line = mount.wait_for_status("checkpoint-1", "waiting")
     assert "was killed" in line and str(writer.pid) in line
     time.sleep(3 * SETTLE_DIR)
@@ -220,10 +226,7 @@ def test_a_directory_whose_writer_is_killed_between_two_files_waits(mount):
 
 def test_what_a_killed_writer_left_waits_until_others_have_done_all_of_it_over(mount):
     directory = mount.staging() / "checkpoint-1"
-    writer = python(WRITE + "time.sleep(100)", directory)
-    eventually(lambda: (directory / "b").is_file() and (directory / "b").stat().st_size == 5000, "both files")
-    writer.kill()
-    writer.wait()
+    killed_between_two_files(directory)
     mount.wait_for_status("checkpoint-1", "waiting")
     (directory / "a").write_bytes(b"c")
     (directory / "more").write_bytes(b"c")

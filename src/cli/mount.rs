@@ -4,7 +4,6 @@ use super::{Context, notify, show};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::fuse::{self, MountOptions, control};
 use crate::store::{Options, Store};
-use serde_json::json;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -72,6 +71,8 @@ impl Args {
 const READY: &str = "ready";
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
+    // Before anything is written there.
+    fuse::refuse_nested(&absolute(&context.dir()?)?)?;
     if args.daemon {
         return start(context, args);
     }
@@ -90,7 +91,6 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
         ..Options::default()
     };
     let dir = absolute(&context.dir()?)?;
-    fuse::refuse_nested(&dir)?;
     let store = Store::open_or_init(&dir, &options)?;
     let options = MountOptions {
         settle: args.settle,
@@ -125,8 +125,7 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
 /// Starts this program again in the background and waits until its mount is usable.
 fn start(context: &Context, args: &Args) -> Result<()> {
     let dir = absolute(&context.dir()?)?;
-    fuse::refuse_nested(&dir)?;
-    if !args.read_only && control::ask(&dir, &json!({"do": "status"})).is_ok() {
+    if !args.read_only && control::is_served(&dir) {
         eprintln!(
             "zspace: staging/ is read-only here: another mount of {} takes what is written",
             dir.display()

@@ -18,17 +18,7 @@ pub(super) struct Args {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let dir = match &args.mnt {
-        None => {
-            let dir = context.dir()?;
-            // A wrong name should not lead to mounting a new store.
-            if !dir.join("FORMAT").exists() {
-                return Err(Error::new(
-                    Kind::NotFound,
-                    format!("no store in {}", dir.display()),
-                ));
-            }
-            dir
-        }
+        None => context.dir()?,
         Some(mnt) => control::store_of(mnt).ok_or_else(|| {
             Error::new(
                 Kind::NotFound,

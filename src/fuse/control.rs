@@ -189,24 +189,32 @@ fn failure(e: &Error) -> Value {
     json!({"error": e.to_string(), "kind": format!("{:?}", e.kind())})
 }
 
+fn connect(store: &Path) -> Result<UnixStream> {
+    let path = store.join("staging/control.sock");
+    match with_short_path(&path, |p| UnixStream::connect(p)) {
+        Err(e) if matches!(e.errno(), libc::ENOENT | libc::ENOTDIR | libc::ECONNREFUSED) => {
+            let dir = store.display();
+            // A wrong name should not lead to mounting a new store.
+            let why = match store.join("FORMAT").exists() {
+                true => format!("no mount owns the staging area of {dir}: `zspace mount` it first"),
+                false => format!("no store in {dir}"),
+            };
+            Err(Error::new(Kind::NotFound, why))
+        }
+        r => r,
+    }
+}
+
+/// Whether a mount owns the staging area of the store and answers.
+pub fn is_served(store: &Path) -> bool {
+    connect(store).is_ok()
+}
+
 /// Asks the owner of the staging area of the store at `store`: `{"do":"status"}`,
 /// `{"do":"commit","path":"BRANCH/ENTRY","message":"…"}`, `{"do":"warm","what":"REV:PATH"}` or `{"do":"drain"}`. An answer that is an error comes back as that
 /// error; `NotFound` if nobody owns the staging area.
 pub fn ask(store: &Path, request: &Value) -> Result<Value> {
-    let path = store.join("staging/control.sock");
-    let nobody = || {
-        let why = format!(
-            "no mount owns the staging area of {}: `zspace mount` it first",
-            store.display()
-        );
-        Error::new(Kind::NotFound, why)
-    };
-    let mut stream = match with_short_path(&path, |p| UnixStream::connect(p)) {
-        Err(e) if matches!(e.errno(), libc::ENOENT | libc::ENOTDIR | libc::ECONNREFUSED) => {
-            return Err(nobody());
-        }
-        r => r?,
-    };
+    let mut stream = connect(store)?;
     let broken = || "talk to the mount that owns staging".to_owned();
     stream
         .write_all(format!("{request}\n").as_bytes())

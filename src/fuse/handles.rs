@@ -28,15 +28,6 @@ pub(super) enum Reader {
 }
 
 impl Reader {
-    fn rebuilt(view: Arc<FileView>, share: Arc<Share>) -> Self {
-        Reader::Rebuilt {
-            view,
-            streams: Mutex::default(),
-            share,
-            served: AtomicU64::new(0),
-        }
-    }
-
     /// Length in bytes.
     pub(super) fn len(&self) -> u64 {
         match self {
@@ -154,9 +145,14 @@ impl Handles {
         }
     }
 
-    /// A reader of a version's file that no other handle shares.
-    pub(super) fn reader_alone(&self, view: Arc<FileView>) -> Reader {
-        Reader::rebuilt(view, self.share.clone())
+    /// A new reader of a version's file, which no handle has yet.
+    pub(super) fn new_reader(&self, view: Arc<FileView>) -> Reader {
+        Reader::Rebuilt {
+            view,
+            streams: Mutex::default(),
+            share: self.share.clone(),
+            served: AtomicU64::new(0),
+        }
     }
 
     /// A handle for something open.
@@ -186,7 +182,7 @@ impl Handles {
             *users += 1;
             return Ok(reader.clone());
         }
-        let new = Arc::new(self.reader_alone(view()?));
+        let new = Arc::new(self.new_reader(view()?));
         let mut readers = self.readers.lock();
         let (reader, users) = readers.entry(ino).or_insert((new, 0));
         *users += 1;

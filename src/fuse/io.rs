@@ -89,7 +89,7 @@ impl Files {
                 let key = self.space.file_key(&place);
                 let reader = match key.and_then(|key| self.warm.open(&key, Some(home()))) {
                     Some(whole) => Reader::Whole(whole),
-                    None => self.handles.reader_alone(self.space.view(&place)?),
+                    None => self.handles.new_reader(self.space.view(&place)?),
                 };
                 return Ok(Backing::Version(Arc::new(reader), self.space.attr(&place)?));
             }

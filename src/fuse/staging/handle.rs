@@ -83,10 +83,10 @@ impl Handle {
         }
         self.flushed.store(true, Ordering::Relaxed);
         let now = stamp(&self.file);
+        self.note_close(now);
         if !self.wrote.load(Ordering::Acquire) && now == self.opened {
             return Ok(());
         }
-        self.note_close(now);
         if disk_is_full(&self.staging.dir) || self.staging.rescues() != self.rescues {
             self.suspect(FULL.to_owned());
         }

@@ -1,7 +1,7 @@
 //! The processes that change entries, and whether one of them was killed or failed: what it left may be half of what it meant to
 //! write.
 
-use super::torn::ended_badly;
+use super::torn::{ended_badly, its_writer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::cell::Cell;
@@ -56,8 +56,7 @@ impl Process {
     /// Why what it left may be incomplete: a signal ended it, or it ended with an error.
     pub(super) fn failed(&self) -> Option<String> {
         let status = if self.ended() { self.status()? } else { return None };
-        let how = ended_badly(status)?;
-        Some(format!("its writer ({}, process {}) {how}", self.name, self.id))
+        Some(its_writer(&self.name, self.id, &ended_badly(status)?))
     }
 
     /// Its exit status as wait(2) tells it.

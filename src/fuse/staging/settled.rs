@@ -277,7 +277,6 @@ impl Staging {
         let mut g = self.lock();
         let e = g.entries.get_mut(key)?;
         e.changed = e.changed.max(changed);
-        e.behind = true;
         Some(e.changed + quiet)
     }
 

@@ -70,7 +70,7 @@ pub(super) struct Entry {
     pub held: Option<PathBuf>,
     /// It was written to without our hearing of it.
     pub behind: bool,
-    /// What a loose file looked like when it was last closed after writing.
+    /// What a loose file looked like when a writer last closed it.
     pub closed_as: Option<Stamp>,
     /// What was published while writers still had it open.
     pub published: Option<Published>,
@@ -132,8 +132,8 @@ impl Entry {
         matches!(&self.mark, Mark::Committed { origin } if !origin.gone.is_empty())
     }
 
-    /// Has left alone what it holds: from now on its writers may end as they like. Keeps those who were killed or failed before; what others
-    /// have done over since is not their work any more.
+    /// Notes that it has been left alone: from now on its writers may end as they like. Keeps those who were killed or failed before;
+    /// what others have done over since is not their work any more.
     pub(super) fn left_alone(&mut self) {
         for w in &mut self.by {
             w.failed = w.failed.take().or_else(|| w.process.failed());
@@ -141,10 +141,11 @@ impl Entry {
         self.by.retain(|w| w.failed.is_some() && !w.places.is_empty());
     }
 
-    /// Whether one of those who changed it was killed or failed before it was left alone: then files may be missing, or be left from before.
+    /// Whether one of those who changed it was killed or failed before it was left alone: then files may be missing, or be left
+    /// from before.
     fn abandoned(&self) -> Option<&String> {
-        let left = self.by.iter().filter(|w| !w.places.is_empty());
-        left.filter_map(|w| w.failed.as_ref()).next()
+        let mut left = self.by.iter().filter(|w| !w.places.is_empty());
+        left.find_map(|w| w.failed.as_ref())
     }
 
     /// Whether it is as its version has it.

@@ -8,8 +8,8 @@ const KILLED: &str = "was killed";
 /// The kernel's flag of a thread that a signal ended (include/linux/sched.h).
 const PF_SIGNALED: u64 = 0x400;
 
-/// Says who, if the thread `pid` is being ended by a signal, or ends with an error. Asked while it waits for the answer to a FLUSH request: its
-/// files are closed after its fate is settled.
+/// Says who, if the thread `pid` is being ended by a signal, or ends with an error. Asked while it waits for the answer to a FLUSH
+/// request: its files are closed after its fate is settled.
 pub(super) fn dying(pid: u32) -> Option<String> {
     let proc = format!("/proc/{pid}");
     // What is being replaced by execve(2) closes files, too, and until it is answered its stat keeps whoever reads it waiting.
@@ -22,7 +22,7 @@ pub(super) fn dying(pid: u32) -> Option<String> {
     let me = rustix::process::geteuid().as_raw();
     let may_see = me == 0 || std::fs::metadata(&proc).is_ok_and(|m| m.uid() == me);
     let (name, how) = parse(&String::from_utf8_lossy(&stat), may_see)?;
-    Some(format!("its writer ({name}, process {pid}) {how}"))
+    Some(its_writer(&name, pid, &how))
 }
 
 /// proc_pid_status(5): a process that closes its files as it ends has no table of them any more.
@@ -45,6 +45,11 @@ fn parse(stat: &str, may_see_status: bool) -> Option<(String, String)> {
         false => return None,
     };
     Some((name.to_owned(), how))
+}
+
+/// What is said of a writer that did not end in peace.
+pub(super) fn its_writer(name: &str, id: u32, how: &str) -> String {
+    format!("its writer ({name}, process {id}) {how}")
 }
 
 /// How a process with this status (as wait(2) tells it) ended, unless it was in peace.
