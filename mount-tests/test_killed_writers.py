@@ -177,9 +177,10 @@ def test_a_library_killed_while_it_saves_over_an_old_file(mount, trainers, libra
     staged = mount.staging() / name
     trainers.run(t.save_large, library, staged, 1)
     first = (mount.wait_for(1) / name).read_bytes()
+    before = staged.stat().st_mtime_ns
     process = trainers.start(t.save_large, library, staged, 2)
     temporary = lambda: [p for p in mount.staging().iterdir() if p.name != name]
-    eventually(lambda: temporary() or staged.stat().st_size != len(first), "the file is being written")
+    eventually(lambda: temporary() or staged.stat().st_mtime_ns != before, "the file is being written")
     process.kill()
     process.join()
     mount.settled(["main"])
