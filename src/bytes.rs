@@ -91,7 +91,8 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+    /// The next `N` bytes.
+    pub fn fixed<const N: usize>(&mut self) -> Result<[u8; N]> {
         let (head, rest) = self.rest.split_first_chunk::<N>().ok_or_else(|| self.short())?;
         self.rest = rest;
         Ok(*head)
@@ -99,27 +100,27 @@ impl<'a> Reader<'a> {
 
     /// One byte.
     pub fn u8(&mut self) -> Result<u8> {
-        Ok(self.array::<1>()?[0])
+        Ok(self.fixed::<1>()?[0])
     }
 
     /// Two bytes.
     pub fn u16(&mut self) -> Result<u16> {
-        Ok(u16::from_le_bytes(self.array()?))
+        Ok(u16::from_le_bytes(self.fixed()?))
     }
 
     /// Four bytes.
     pub fn u32(&mut self) -> Result<u32> {
-        Ok(u32::from_le_bytes(self.array()?))
+        Ok(u32::from_le_bytes(self.fixed()?))
     }
 
     /// Eight bytes.
     pub fn u64(&mut self) -> Result<u64> {
-        Ok(u64::from_le_bytes(self.array()?))
+        Ok(u64::from_le_bytes(self.fixed()?))
     }
 
     /// A 32-byte identifier.
     pub fn id(&mut self) -> Result<[u8; 32]> {
-        self.array()
+        self.fixed()
     }
 
     /// A variable-length unsigned integer in its shortest form.

@@ -1,4 +1,4 @@
-//! Typed 32-byte identifiers and the domain-tagged SHA-256 that makes them.
+//! Typed identifiers and the domain-tagged SHA-256 that makes most of them.
 //!
 //! Every kind of hashed structure has its own domain tag (docs/FORMAT.md, "Identifiers"), so that the bytes of one kind can
 //! never be taken for another's. A file's own SHA-256 is the plain one, equal to `sha256sum`.
@@ -13,14 +13,14 @@ use std::fmt;
 use std::str::FromStr;
 
 macro_rules! define_id {
-    ($(#[$doc:meta])* $name:ident) => {
+    ($(#[$doc:meta])* $name:ident: $len:literal bytes) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(pub [u8; 32]);
+        pub struct $name(pub [u8; $len]);
 
         impl $name {
             /// The bytes of the identifier.
-            pub fn as_bytes(&self) -> &[u8; 32] {
+            pub fn as_bytes(&self) -> &[u8; $len] {
                 &self.0
             }
 
@@ -45,8 +45,8 @@ macro_rules! define_id {
         impl FromStr for $name {
             type Err = Error;
             fn from_str(s: &str) -> Result<Self> {
-                let bytes = unhex(s).and_then(|b| <[u8; 32]>::try_from(b).ok());
-                bytes.map($name).ok_or_else(|| Error::new(Kind::Usage, format!("{s:?} is not 64 hex digits")))
+                let bytes = unhex(s).and_then(|b| <[u8; $len]>::try_from(b).ok());
+                bytes.map($name).ok_or_else(|| Error::new(Kind::Usage, format!("{s:?} is not {} hex digits", 2 * $len)))
             }
         }
     };
@@ -54,15 +54,23 @@ macro_rules! define_id {
 
 define_id!(
     /// Names a node in a pack: a chunk, layout, manifest or tree.
-    NodeId
+    NodeId: 32 bytes
 );
 define_id!(
     /// Names a version.
-    VersionId
+    VersionId: 32 bytes
 );
 define_id!(
     /// A file's plain SHA-256.
-    FileHash
+    FileHash: 32 bytes
+);
+define_id!(
+    /// Names an exact byte object: the SHA-256 of its manifest (docs/FORMAT.md, "Exact byte objects").
+    ObjectId: 32 bytes
+);
+define_id!(
+    /// Names a record of an exact byte object: a BLAKE2b-96.
+    RecordId: 12 bytes
 );
 
 /// What is being hashed. The tag is part of the hashed bytes.

@@ -11,9 +11,10 @@ pub mod id;
 // 1: dtype and shape, a byte-weighted LRU
 pub mod cache;
 pub mod tensor;
-// 2: how a chunk is encoded, how a file is split, where nodes lie
+// 2: how a chunk is encoded, how a file is split, exact byte objects, where nodes lie
 pub mod codec;
 pub mod format;
+pub mod object;
 pub mod pack;
 // 3: versions, branches, tags, trees
 pub mod graph;

@@ -3,19 +3,22 @@
 mod diff;
 mod export;
 mod file;
+mod object;
 mod stats;
 mod whole;
 
-pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Progress};
+pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Progress, PutObject};
 pub use crate::commit::{RepackProgress, RepackRequest, Repacked};
 pub use crate::disk::take_dir;
 pub use crate::format::is_distributed_part;
-pub use crate::graph::{Entry, EntryKind, MAIN, Numbered, Timestamp, Tree, check_name};
-pub use crate::id::{FileHash, NodeId, VersionId};
+pub use crate::graph::{Entry, EntryKind, MAIN, Numbered, Object, Timestamp, Tree, check_name};
+pub use crate::id::{FileHash, NodeId, ObjectId, VersionId};
+pub use crate::object::{ObjectManifest, Proof, Width};
 pub use crate::rebuild::{Counters, Slice};
 pub use crate::verify::{Damage, Report};
 pub use diff::{Diff, TensorDiff};
 pub use file::{FileView, TensorInfo, TensorPaths, View};
+pub use object::ObjectFile;
 pub use stats::{BranchStats, CodecStats, Stats};
 pub use whole::{FileKey, Home, Warmed, Whole, WholeFiles, disk_is_full, hash_file};
 
@@ -349,6 +352,16 @@ impl Store {
             v.version(version, told);
         }
         v.report
+    }
+
+    /// Checks objects, their bytes and their records, and adds what is damaged. `told` hears of the bytes checked.
+    pub fn verify_objects(&self, objects: &[Arc<Object>], report: &mut Report, told: &mut dyn FnMut(u64)) {
+        let mut v = Verifier::new(self.0.parts.packs.clone(), self.0.parts.rebuilder.clone());
+        v.report = std::mem::take(report);
+        for object in objects {
+            v.object(object, told);
+        }
+        *report = v.report;
     }
 
     /// Checks every record in the packs against its checksums, whatever version it belongs to, and adds what is damaged.

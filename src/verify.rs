@@ -1,8 +1,9 @@
 //! Checks every hash of a version, back to the files' own SHA-256, and names what is damaged.
 
 use crate::error::Error;
-use crate::graph::{EntryKind, NodeKind, Numbered, Tree};
+use crate::graph::{EntryKind, NodeKind, Numbered, Object, Tree};
 use crate::id::{FileHash, FileHasher, NodeId};
+use crate::object::{Fold, Width};
 use crate::pack::Packs;
 use crate::rebuild::{AHEAD, NodeSource, Rebuilder, StoredFile};
 use std::collections::HashSet;
@@ -29,6 +30,8 @@ pub struct Damage {
 pub struct Report {
     /// Versions checked.
     pub versions: u64,
+    /// Exact byte objects checked.
+    pub objects: u64,
     /// Distinct files checked.
     pub files: u64,
     /// Bytes of those.
@@ -62,6 +65,7 @@ impl Verifier {
     /// Checks one version: its trees, and every file to its SHA-256. `told` hears of the bytes checked.
     pub fn version(&mut self, version: &Numbered, told: &mut dyn FnMut(u64)) {
         self.report.versions += 1;
+        let name = version.name();
         let mut dirs = vec![(Vec::new(), version.version.tree)];
         while let Some((path, id)) = dirs.pop() {
             if self.good_trees.contains(&id) {
@@ -74,7 +78,7 @@ impl Verifier {
                 .node(&*self.packs, NodeKind::Tree, &id)
                 .and_then(|b| Tree::decode(&b))
             {
-                Err(e) => self.found(version, &path, Vec::new(), &e),
+                Err(e) => self.found(&name, &path, Vec::new(), &e),
                 Ok(tree) => {
                     for entry in tree.entries() {
                         let mut at: Vec<u8> = path.clone();
@@ -84,7 +88,7 @@ impl Verifier {
                         at.extend_from_slice(&entry.name);
                         match &entry.kind {
                             EntryKind::Dir { tree, .. } => dirs.push((at, *tree)),
-                            EntryKind::File { hash, len, .. } => self.file(version, &at, hash, *len, told),
+                            EntryKind::File { hash, len, .. } => self.file(&name, &at, hash, *len, told),
                             EntryKind::Symlink(_) => {}
                         }
                     }
@@ -97,14 +101,29 @@ impl Verifier {
         }
     }
 
-    fn file(
-        &mut self,
-        version: &Numbered,
-        path: &[u8],
-        hash: &FileHash,
-        len: u64,
-        told: &mut dyn FnMut(u64),
-    ) {
+    /// Checks an object: its bytes to their SHA-256, and its records to the roots.
+    pub fn object(&mut self, object: &Object, told: &mut dyn FnMut(u64)) {
+        let (name, pinned) = (format!("object {}", object.id.short()), &object.manifest);
+        self.report.objects += 1;
+        self.file(&name, b"", &pinned.hash, pinned.len, told);
+        if !self.good_files.contains(&(pinned.hash, pinned.len)) {
+            return;
+        }
+        let source: Arc<dyn NodeSource> = self.packs.clone();
+        let file = StoredFile::load(&self.rebuilder, source, &pinned.hash, pinned.len);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        match file.and_then(|f| Fold::of(&f, Width::FULL, threads)) {
+            Ok(fold) if fold.manifest(pinned.hash) == *pinned => {}
+            Ok(_) => {
+                let e =
+                    Error::damage("its bytes are right, but its records have other roots than its manifest");
+                self.found(&name, b"", Vec::new(), &e);
+            }
+            Err(e) => self.found(&name, b"", Vec::new(), &e),
+        }
+    }
+
+    fn file(&mut self, version: &str, path: &[u8], hash: &FileHash, len: u64, told: &mut dyn FnMut(u64)) {
         if self.good_files.contains(&(*hash, len)) {
             return;
         }
@@ -138,7 +157,7 @@ impl Verifier {
     }
 
     /// A chunk failed: finds all that do, and the tensors in them.
-    fn chunks(&mut self, version: &Numbered, path: &[u8], file: &StoredFile, first: &Error) {
+    fn chunks(&mut self, version: &str, path: &[u8], file: &StoredFile, first: &Error) {
         let mut tensors = Vec::new();
         for (i, id) in file.chunks().iter().enumerate() {
             if self.rebuilder.chunk(&*self.packs, id).is_err() {
@@ -150,10 +169,10 @@ impl Verifier {
         self.found(version, path, tensors, first);
     }
 
-    fn found(&mut self, version: &Numbered, path: &[u8], tensors: Vec<String>, e: &Error) {
+    fn found(&mut self, version: &str, path: &[u8], tensors: Vec<String>, e: &Error) {
         let file = String::from_utf8_lossy(path).into_owned();
         self.report.damage.push(Damage {
-            version: version.name(),
+            version: version.to_owned(),
             file,
             tensors,
             why: e.to_string(),

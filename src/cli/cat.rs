@@ -71,7 +71,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn parse_range(text: &str) -> std::result::Result<(u64, u64), String> {
+/// `A..B`.
+pub(super) fn parse_range(text: &str) -> std::result::Result<(u64, u64), String> {
     let parse = || {
         let (a, b) = text.split_once("..")?;
         Some((a.parse().ok()?, b.parse().ok()?))

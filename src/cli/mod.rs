@@ -11,6 +11,7 @@ mod log;
 mod ls;
 mod mount;
 mod notify;
+mod object;
 mod repack;
 mod show;
 mod signals;
@@ -63,6 +64,7 @@ enum Verb {
     Diff(diff::Args),
     Verify(verify::Args),
     Repack(repack::Args),
+    Object(object::Args),
     Stats(stats::Args),
 }
 
@@ -171,6 +173,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Diff(a) => diff::run(&context, &a),
         Verb::Verify(a) => return verify::run(&context, &a),
         Verb::Repack(a) => return repack::run(&context, &a),
+        Verb::Object(a) => object::run(&context, &a),
         Verb::Stats(a) => stats::run(&context, &a),
     };
     done.map(|()| ExitCode::SUCCESS)

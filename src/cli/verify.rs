@@ -16,17 +16,23 @@ pub(super) struct Args {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let store = context.open()?;
-    let mut versions = Vec::new();
+    let (mut versions, mut objects) = (Vec::new(), Vec::new());
     match &args.rev {
         Some(rev) => versions.push(store.resolve(rev)?),
         None => {
             for branch in store.branches() {
                 versions.extend(store.versions(&branch)?);
             }
+            objects = store.objects();
         }
     }
-    let bar = show::bar("verify", versions.iter().map(|v| v.version.len).sum());
+    let lens = versions
+        .iter()
+        .map(|v| v.version.len)
+        .chain(objects.iter().map(|o| o.manifest.len));
+    let bar = show::bar("verify", lens.sum());
     let mut report = store.verify(&versions, &mut |n| bar.inc(n));
+    store.verify_objects(&objects, &mut report, &mut |n| bar.inc(n));
     if args.rev.is_none() {
         store.verify_packs(&mut report);
     }
@@ -56,9 +62,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         }
     }
     let (v, f, b) = (report.versions, report.files, show::bytes(report.bytes));
+    let objects = match report.objects {
+        0 => String::new(),
+        n => format!("{n} objects, "),
+    };
     text += &match report.damage.len() {
-        0 => format!("{v} versions, {f} distinct files, {b}: every hash is right\n"),
-        n => format!("{v} versions, {f} distinct files, {b}: {n} damaged\n"),
+        0 => format!("{v} versions, {objects}{f} distinct files, {b}: every hash is right\n"),
+        n => format!("{v} versions, {objects}{f} distinct files, {b}: {n} damaged\n"),
     };
     show::print(&text)?;
     Ok(ExitCode::from(code))

@@ -13,6 +13,7 @@ mod file;
 mod index;
 mod known;
 mod listing;
+mod object;
 mod relative;
 mod repack;
 mod sample;
@@ -20,10 +21,11 @@ mod similar;
 mod stamp;
 mod walk;
 
+pub use object::{PutObject, put_object};
 pub use repack::{RepackProgress, RepackRequest, Repacked, repack};
 
 use crate::error::{Error, Kind, Result};
-use crate::graph::{Entry, LiveHistory, Record, Tree, Version, check_name, now};
+use crate::graph::{Change, Entry, History, LiveHistory, Record, Tree, Version, check_name, now};
 use crate::id::VersionId;
 use crate::pack::{PackRange, Packs};
 use crate::rebuild::Rebuilder;
@@ -138,16 +140,57 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         .first()
         .ok_or_else(|| Error::new(Kind::Usage, "nothing to commit"))?;
     parts.packs.refresh()?;
+    // Refuses a tag's name before any work is done.
+    if parts.history.read().tags().contains_key(&request.branch) {
+        return Err(Error::new(
+            Kind::Exists,
+            format!("{:?} is a tag, not a branch", request.branch),
+        ));
+    }
+    let (found, stored) = store(parts, request, |commit| {
+        let found = walk::walk(commit)?;
+        let tree = Tree::new(found.entries)?;
+        let (len, bytes) = (tree.len(), tree.encode());
+        let id = Tree::id(&bytes);
+        commit
+            .encoder
+            .node(crate::graph::NodeKind::Tree, id, &bytes, None)?;
+        confirm()?;
+        Ok(((id, len), (found.files, found.links_outside)))
+    })?;
+    let ((tree, len), (files, links_outside)) = found;
+    let version = Version {
+        parents: Vec::new(),
+        entry: first.0.clone(),
+        time: now(),
+        message: request.message.clone(),
+        tree,
+        len,
+    };
+    let branch = request.branch.clone();
+    let ((id, number), stored) = stored.publish(parts, move |history, stored| {
+        let (change, id, number) = history.next(&branch, version.clone(), files, stored)?;
+        Ok((vec![change], (id, number)))
+    })?;
+    Ok(Committed {
+        id,
+        branch: request.branch.clone(),
+        number,
+        bytes: len,
+        stored,
+        links_outside,
+    })
+}
+
+/// Has `work` read what the request names and store it, with encoders on all cores.
+fn store<T>(
+    parts: &Parts,
+    request: &CommitRequest,
+    work: impl FnOnce(&Commit<'_>) -> Result<T>,
+) -> Result<(T, Stored)> {
     let (versions, repacks) = {
         let history = parts.history.read();
-        // Refuses a tag's name before any work is done.
         let head = history.branch(&request.branch).ok().and_then(|b| b.head());
-        if history.tags().contains_key(&request.branch) {
-            return Err(Error::new(
-                Kind::Exists,
-                format!("{:?} is a tag, not a branch", request.branch),
-            ));
-        }
         (base::versions(&history, head), history.repacks())
     };
     let since = parts.packs.seq();
@@ -158,10 +201,10 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
     // None for a store that is on no real disk.
     let store = std::fs::metadata(&parts.dir).ok().map(|m| (m.dev(), m.ino()));
     let encoder = Encoder::new(parts)?;
-    let found = std::thread::scope(|scope| {
+    let done = std::thread::scope(|scope| {
         let jobs = encode::start_workers(scope, &encoder, parts.threads);
         let bases = Mutex::new(Bases::new(parts, encoder.source.clone(), versions));
-        let commit = Commit {
+        work(&Commit {
             request,
             encoder: &encoder,
             jobs,
@@ -169,66 +212,45 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
             total,
             done: AtomicU64::new(0),
             store,
-        };
-        walk::walk(&commit)
+        })
     })?;
-    let tree = Tree::new(found.entries)?;
-    let (len, bytes) = (tree.len(), tree.encode());
-    let tree_id = Tree::id(&bytes);
-    encoder.node(crate::graph::NodeKind::Tree, tree_id, &bytes, None)?;
-    confirm()?;
-    let range = encoder.finish()?;
-    let version = Version {
-        parents: Vec::new(),
-        entry: first.0.clone(),
-        time: now(),
-        message: request.message.clone(),
-        tree: tree_id,
-        len,
-    };
-    let mut publish = Publish {
-        branch: request.branch.clone(),
-        version,
-        files: found.files,
-        ranges: vec![range],
-        repacks,
-        since,
-    };
-    let (id, number) = publish.until_done(parts)?;
-    let stored = publish.stored();
-    Ok(Committed {
-        id,
-        branch: request.branch.clone(),
-        number,
-        bytes: len,
-        stored,
-        links_outside: found.links_outside,
-    })
+    let ranges = vec![encoder.finish()?];
+    Ok((
+        done,
+        Stored {
+            ranges,
+            repacks,
+            since,
+        },
+    ))
 }
 
-/// A version that is ready to be published.
-struct Publish {
-    branch: String,
-    version: Version,
-    files: u64,
+/// Nodes that are durable and not published.
+struct Stored {
     ranges: Vec<PackRange>,
     /// Repacks, and the last journal record, that the encoder knew of.
     repacks: u64,
     since: u64,
 }
 
-impl Publish {
-    fn stored(&self) -> u64 {
+impl Stored {
+    /// Bytes in the packs.
+    fn len(&self) -> u64 {
         self.ranges.iter().map(|r| r.to - r.from).sum()
     }
 
-    /// Publishes the version. If others published some of the same nodes meanwhile, or encoded chains anew that its own are
-    /// built on, it is looked at again first.
-    fn until_done(&mut self, parts: &Parts) -> Result<(VersionId, u64)> {
+    /// Publishes the nodes with what `make` makes of the history and of their bytes in the packs. If others published some of the
+    /// same nodes meanwhile, or encoded chains anew that these are built on, they are looked at again first.
+    fn publish<T: Send + 'static>(
+        mut self,
+        parts: &Parts,
+        make: impl Fn(&History, u64) -> Result<(Vec<Change>, T)> + Send + Sync + 'static,
+    ) -> Result<(T, u64)> {
+        let make = Arc::new(make);
         loop {
-            match self.once(parts) {
+            match self.once(parts, make.clone()) {
                 Err(e) if e.kind() == Kind::Changed => {}
-                done => return done,
+                done => return Ok((done?, self.len())),
             }
             parts.packs.refresh()?;
             let known = std::mem::replace(&mut self.since, parts.packs.seq());
@@ -237,29 +259,29 @@ impl Publish {
         }
     }
 
-    fn once(&self, parts: &Parts) -> Result<(VersionId, u64)> {
-        let placed = Arc::new(Mutex::new(None));
-        let (history, slot) = (parts.history.clone(), placed.clone());
-        let (branch, version) = (self.branch.clone(), self.version.clone());
-        let (files, stored, repacks) = (self.files, self.stored(), self.repacks);
+    fn once<T: Send + 'static>(
+        &self,
+        parts: &Parts,
+        make: Arc<impl Fn(&History, u64) -> Result<(Vec<Change>, T)> + Send + Sync + 'static>,
+    ) -> Result<T> {
+        let made = Arc::new(Mutex::new(None));
+        let (history, slot) = (parts.history.clone(), made.clone());
+        let (stored, repacks) = (self.len(), self.repacks);
         let build = move |pending: &[Vec<u8>]| {
             history.with_pending(pending, |h| {
                 if h.repacks() != repacks {
                     return Err(Error::new(Kind::Changed, "the store was repacked meanwhile"));
                 }
-                let (change, id, number) = h.next(&branch, version, files, stored)?;
-                *slot.lock() = Some((id, number));
-                Ok(Record {
-                    changes: vec![change],
-                }
-                .encode())
+                let (changes, result) = make(h, stored)?;
+                *slot.lock() = Some(result);
+                Ok(Record { changes }.encode())
             })
         };
         parts
             .packs
             .publish_new(self.ranges.clone(), self.since, Box::new(build))?;
-        let placed = placed.lock().take();
-        placed.ok_or_else(|| Error::new(Kind::Io, "the journal published a version without building it"))
+        let made = made.lock().take();
+        made.ok_or_else(|| Error::new(Kind::Io, "the journal published a record without building it"))
     }
 }
 

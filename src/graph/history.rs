@@ -5,7 +5,8 @@ use super::record::{Change, Record};
 use super::tree::Timestamp;
 use super::version::{Numbered, Version};
 use crate::error::{Error, Kind, Result};
-use crate::id::VersionId;
+use crate::id::{ObjectId, VersionId};
+use crate::object::ObjectManifest;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -40,7 +41,19 @@ pub struct History {
     branches: BTreeMap<String, Branch>,
     tags: BTreeMap<String, VersionId>,
     by_id: BTreeMap<VersionId, Arc<Numbered>>,
+    objects: BTreeMap<ObjectId, Arc<Object>>,
     repacks: u64,
+}
+
+/// An exact byte object that was put.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Its id: that of its manifest.
+    pub id: ObjectId,
+    /// What pins it.
+    pub manifest: ObjectManifest,
+    /// When it was put first.
+    pub time: Timestamp,
 }
 
 impl Default for History {
@@ -50,6 +63,7 @@ impl Default for History {
             branches,
             tags: BTreeMap::new(),
             by_id: BTreeMap::new(),
+            objects: BTreeMap::new(),
             repacks: 0,
         }
     }
@@ -104,6 +118,11 @@ impl History {
                 self.tags.insert(name, version);
             }
             Change::Repack => self.repacks += 1,
+            Change::Object { manifest, time } => {
+                let id = manifest.id();
+                let object = || Arc::new(Object { id, manifest, time });
+                self.objects.entry(id).or_insert_with(object);
+            }
         }
         Ok(())
     }
@@ -147,26 +166,17 @@ impl History {
 
     /// The one version whose id starts with `prefix` (8 or more hex digits).
     pub fn by_prefix(&self, prefix: &str) -> Result<Option<&Arc<Numbered>>> {
-        if !is_id_prefix(prefix) {
-            return Ok(None);
-        }
-        let mut low = prefix.to_owned();
-        while low.len() < 64 {
-            low.push('0');
-        }
-        let low: VersionId = low.parse()?;
-        let mut hits = self
-            .by_id
-            .range(low..)
-            .take_while(|(id, _)| id.to_string().starts_with(prefix));
-        match (hits.next(), hits.next()) {
-            (Some(_), Some(_)) => Err(Error::new(
-                Kind::Usage,
-                format!("{prefix} is the start of more than one version's id"),
-            )),
-            (Some((_, version)), None) => Ok(Some(version)),
-            (None, _) => Ok(None),
-        }
+        only(&self.by_id, prefix, "version")
+    }
+
+    /// All objects by id.
+    pub fn objects(&self) -> &BTreeMap<ObjectId, Arc<Object>> {
+        &self.objects
+    }
+
+    /// The one object whose id starts with `prefix` (8 or more hex digits).
+    pub fn object_by_prefix(&self, prefix: &str) -> Result<Option<&Arc<Object>>> {
+        only(&self.objects, prefix, "object")
     }
 
     /// The version a REV names. A word is a branch first, then a tag, then the start of an id.
@@ -283,6 +293,31 @@ impl History {
             at = v.version.parents.first().copied();
         }
         out
+    }
+}
+
+/// The one thing whose id starts with `prefix`, if that is the start of an id.
+fn only<'a, K, V>(all: &'a BTreeMap<K, V>, prefix: &str, what: &str) -> Result<Option<&'a V>>
+where
+    K: Ord + std::fmt::Display + std::str::FromStr<Err = Error>,
+{
+    if !is_id_prefix(prefix) {
+        return Ok(None);
+    }
+    let mut low = prefix.to_owned();
+    while low.len() < 64 {
+        low.push('0');
+    }
+    let low: K = low.parse()?;
+    let mut hits = all
+        .range(low..)
+        .take_while(|(id, _)| id.to_string().starts_with(prefix));
+    match (hits.next(), hits.next()) {
+        (Some(_), Some(_)) => Err(Error::new(
+            Kind::Usage,
+            format!("{prefix} is the start of more than one {what}'s id"),
+        )),
+        (found, _) => Ok(found.map(|(_, v)| v)),
     }
 }
 

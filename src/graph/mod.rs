@@ -9,7 +9,7 @@ mod record;
 mod tree;
 mod version;
 
-pub use history::{Branch, History, MAIN, now};
+pub use history::{Branch, History, MAIN, Object, now};
 pub use ledger::LiveHistory;
 pub use manifest::{Manifest, Shape};
 pub use names::check_name;

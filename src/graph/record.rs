@@ -1,9 +1,11 @@
 //! What a journal record says: the change of the history it publishes (docs/FORMAT.md, "Journal bodies").
 
+use super::tree::Timestamp;
 use super::version::Version;
 use crate::bytes::{Reader, Writer};
 use crate::error::{Error, Result};
 use crate::id::VersionId;
+use crate::object::ObjectManifest;
 
 /// One journal body: changes that become visible together.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -44,6 +46,13 @@ pub enum Change {
     },
     /// Nodes encoded anew: the record's take the place of those published before. Nothing of the history changes.
     Repack,
+    /// An exact byte object, whose bytes are stored as a file's are.
+    Object {
+        /// What pins it.
+        manifest: ObjectManifest,
+        /// When it was put.
+        time: Timestamp,
+    },
 }
 
 impl Record {
@@ -78,6 +87,10 @@ impl Record {
                 Change::Repack => {
                     w.u8(4);
                 }
+                Change::Object { manifest, time } => {
+                    w.u8(5).blob(&manifest.encode());
+                    time.encode(&mut w);
+                }
             }
         }
         w.finish()
@@ -110,6 +123,10 @@ impl Record {
                     version: VersionId(r.id()?),
                 },
                 4 => Change::Repack,
+                5 => Change::Object {
+                    manifest: ObjectManifest::decode(r.blob()?)?,
+                    time: Timestamp::decode(&mut r)?,
+                },
                 t => {
                     return Err(Error::damage(format!(
                         "journal body has a change of unknown kind {t}"
@@ -125,8 +142,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Timestamp;
-    use crate::id::NodeId;
+    use crate::id::{FileHash, NodeId, RecordId};
     use proptest::prelude::*;
 
     proptest! {
@@ -170,6 +186,14 @@ mod tests {
                     version: VersionId([4; 32]),
                 },
                 Change::Repack,
+                Change::Object {
+                    manifest: ObjectManifest {
+                        len: 33,
+                        hash: FileHash([5; 32]),
+                        roots: vec![RecordId([6; 12]); 2],
+                    },
+                    time: Timestamp::default(),
+                },
             ],
         };
         let bytes = record.encode();

@@ -13,6 +13,20 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
+impl Timestamp {
+    pub(super) fn encode(self, to: &mut Writer) {
+        to.u64(self.seconds as u64).u32(self.nanos);
+    }
+
+    pub(super) fn decode(from: &mut Reader<'_>) -> Result<Self> {
+        let (seconds, nanos) = (from.u64()? as i64, from.u32()?);
+        if nanos >= 1_000_000_000 {
+            return Err(Error::damage("a time has a second or more in its nanoseconds"));
+        }
+        Ok(Timestamp { seconds, nanos })
+    }
+}
+
 /// A name in a directory and all that an export gives back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -136,10 +150,8 @@ impl Tree {
         let mut w = Writer::new();
         w.varint(self.0.len() as u64);
         for e in &self.0 {
-            w.blob(&e.name)
-                .varint(u64::from(e.mode))
-                .u64(e.mtime.seconds as u64)
-                .u32(e.mtime.nanos);
+            w.blob(&e.name).varint(u64::from(e.mode));
+            e.mtime.encode(&mut w);
             w.varint(e.xattrs.len() as u64);
             for (name, value) in &e.xattrs {
                 w.blob(name).blob(value);
@@ -167,10 +179,7 @@ impl Tree {
         for _ in 0..n {
             let name = r.blob()?.to_vec();
             let mode = small(r.varint()?)?;
-            let mtime = Timestamp {
-                seconds: r.u64()? as i64,
-                nanos: r.u32()?,
-            };
+            let mtime = Timestamp::decode(&mut r)?;
             let count = r.count(2)?;
             let mut xattrs = Vec::with_capacity(count);
             for _ in 0..count {

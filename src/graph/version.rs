@@ -2,7 +2,7 @@
 
 use super::tree::Timestamp;
 use crate::bytes::{Reader, Writer};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::id::{Domain, NodeId, VersionId};
 
 /// What a version's id is the hash of. Never a manifest, codec, base or number: those may be replaced under the same id.
@@ -30,9 +30,8 @@ impl Version {
         for p in &self.parents {
             w.raw(&p.0);
         }
-        w.blob(&self.entry)
-            .u64(self.time.seconds as u64)
-            .u32(self.time.nanos);
+        w.blob(&self.entry);
+        self.time.encode(&mut w);
         w.blob(self.message.as_bytes()).raw(&self.tree.0).varint(self.len);
         w.finish()
     }
@@ -43,13 +42,7 @@ impl Version {
         let n = r.count(32)?;
         let parents = (0..n).map(|_| Ok(VersionId(r.id()?))).collect::<Result<_>>()?;
         let entry = r.blob()?.to_vec();
-        let time = Timestamp {
-            seconds: r.u64()? as i64,
-            nanos: r.u32()?,
-        };
-        if time.nanos >= 1_000_000_000 {
-            return Err(Error::damage("version has a malformed time"));
-        }
+        let time = Timestamp::decode(&mut r)?;
         let message = r.text()?.to_owned();
         let v = Version {
             parents,

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::{Layout, Source};
 use crate::graph::{Manifest, NodeKind, NodeMeta, Shape};
 use crate::id::{FileHash, NodeId};
+use crate::object;
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -276,5 +277,15 @@ impl Source for StoredFile {
         }
         buf.copy_from_slice(&got);
         Ok(())
+    }
+}
+
+impl object::Source for StoredFile {
+    fn len(&self) -> u64 {
+        self.layout.len
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        Source::read_at(self, offset, buf)
     }
 }
