@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,13 @@ def series(make_series, tmp_path_factory):
     yield get
     for paths in made.values():
         shutil.rmtree(paths[0].parent)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 96 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)

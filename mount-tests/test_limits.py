@@ -14,16 +14,6 @@ from zspace import SETTLE, Mount, Zspace, eventually
 # C24: a full disk
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 96 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", disk], check=True)
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
-
-
 def test_c24_a_full_disk_is_reported_and_nothing_is_torn(small_disk, tmp_path):
     mount = Mount(Zspace(small_disk / "store"), tmp_path / "mnt").start()
     try:

@@ -1,6 +1,7 @@
 """Starting and ending a mount: whatever happens to it, the machine and its users go on."""
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from files import noise
-from zspace import BINARY, ROOT, Zspace, is_mounted, mounts_below, python
+from zspace import BINARY, ROOT, Zspace, eventually, is_mounted, mounts_below, python
 
 NOBODY = 65534
 MIB = 1 << 20
@@ -220,6 +221,22 @@ $Z umount $M
     assert "not connected" in done.stdout and "staging" in done.stdout
 
 
+def test_a_directory_that_its_owner_may_not_write_is_committed_once(user):
+    done = user.script("""
+$Z mount $M --daemon --settle-dir 0.5
+mkdir $M/staging/main/d && head -c 3000000 /dev/urandom >$M/staging/main/d/f && chmod 555 $M/staging/main/d
+for n in $(seq 100); do [ -e $M/versions/main/000001 ] && break; sleep 0.1; done
+sleep 2
+$Z status; ls $M/versions/main
+$Z commit $M/staging/main/d
+stat -c %a $M/staging/main/d $M/versions/main/000001/d
+$Z umount $M
+""")
+    assert "committed" in done.stdout and "failed" not in done.stdout, done.stdout
+    assert "000001\nlatest" in done.stdout and "main/000001" in done.stdout.split("latest")[1]
+    assert done.stdout.count("555") == 2
+
+
 def test_a_store_with_commas_in_its_name(user):
     store = user.home / "a,b\\c"
     done = user.script("""
@@ -257,6 +274,64 @@ def test_a_user_is_told_what_is_missing(user, missing):
     done = user.mount(*options, ok=False, **how)
     assert done.returncode != 0 and all(w in done.stderr for w in words), done.stderr
     assert len(done.stderr.strip().splitlines()) <= 3, done.stderr
+
+
+@pytest.mark.parametrize("signals", [2, 3])
+def test_a_second_signal_waits_for_nothing(mounts, signals):
+    mount = mounts(**{"settle-dir": 3600})
+    (mount.staging() / "entry").mkdir()
+    (mount.staging() / "entry/file").write_bytes(b"1")
+    mount.process.send_signal(signal.SIGINT)
+    eventually(lambda: "has settled" in mount.messages(), mount.messages)
+    assert mount.process.poll() is None
+    for _ in range(signals - 1):
+        mount.process.send_signal(signal.SIGINT)
+    mount.process.wait(timeout=10)
+    eventually(lambda: not is_mounted(mount.path), "it is gone")
+    mount.start()
+    assert (mount.staging() / "entry/file").read_bytes() == b"1"
+    assert mount.versions() == []
+
+
+def test_a_mount_that_cannot_have_staging_says_so_at_once(mounts, zspace, tmp_path):
+    mounts()
+    other = tmp_path / "other"
+    done = zspace.run("mount", other, "--daemon")
+    try:
+        assert "read-only here: another mount" in done.stderr
+    finally:
+        zspace.run("umount", other)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may let others in here")
+def test_others_keep_what_they_staged_in_roots_mount(mounts, place):
+    """A trainer that is not the mounter rotates its checkpoints, committed or not."""
+    mount = mounts(place / "mnt", **{"allow-other": True})
+    shared = mount.path / "staging/shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    place.chmod(0o755)
+    run = lambda script: subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-ec", script],
+        cwd=shared, check=True, capture_output=True, text=True,
+    )
+    run("mkdir ck; head -c 2000000 /dev/urandom >ck/f; ln -s f ck/link; chmod 750 ck")
+    mount.zspace.commit(shared / "ck")
+    owner = lambda path: (os.lstat(path).st_uid, os.lstat(path).st_gid)
+    assert owner(shared / "ck") == owner(shared / "ck/f") == (65534, 65534)
+    assert owner(mount.path / "versions/shared/000001/ck") == (os.geteuid(), os.getegid())
+    # It is changed, becomes the next version, and is still theirs after a new mount.
+    run("echo more >>ck/f")
+    assert owner(shared / "ck/f") == owner(shared / "ck/link") == (65534, 65534)
+    mount.zspace.commit(shared / "ck")
+    mount.stop()
+    mount.start()
+    assert owner(shared / "ck") == (65534, 65534)
+    run("touch ck/config.json")
+    mount.zspace.commit(shared / "ck")
+    run("rm -r ck")
+    assert os.listdir(shared) == []
+    assert sorted(mount.versions("shared")) == [1, 2, 3]
 
 
 def test_a_user_who_may_lets_others_in(user):

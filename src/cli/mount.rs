@@ -2,7 +2,7 @@
 
 use super::{Context, notify, show};
 use crate::error::{Error, IoContext, Kind, Result};
-use crate::fuse::{self, MountOptions, control};
+use crate::fuse::{self, MountOptions};
 use crate::store::{Options, Store};
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
@@ -108,9 +108,12 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
         rustix::process::setsid().doing(|| "start a session".into())?;
         rustix::process::chdir("/").doing(|| "go to /".into())?;
     }
-    let served = fuse::mount(store, &mnt, &options, move || {
+    let served = fuse::mount(store, &mnt, &options, move |note| {
         notify::tell("READY=1");
         if background {
+            if let Some(note) = note {
+                let _ = show::print(&format!("{note}\n"));
+            }
             let _ = show::print(&format!("{READY}\n"));
             let detached = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty());
             if let Err(e) = detached.and_then(rustix::stdio::dup2_stdout) {
@@ -125,12 +128,6 @@ fn serve(context: &Context, args: &Args) -> Result<()> {
 /// Starts this program again in the background and waits until its mount is usable.
 fn start(context: &Context, args: &Args) -> Result<()> {
     let dir = absolute(&context.dir()?)?;
-    if !args.read_only && control::is_served(&dir) {
-        eprintln!(
-            "zspace: staging/ is read-only here: another mount of {} takes what is written",
-            dir.display()
-        );
-    }
     // Made here, so that there is a place for the log.
     match Store::init(&dir) {
         Err(e) if e.kind() != Kind::Exists => return Err(e),
@@ -144,7 +141,13 @@ fn start(context: &Context, args: &Args) -> Result<()> {
             eprintln!("zspace: without a log: {}: {e}", log.display());
             Stdio::null()
         }
-        Err(e) => return Err(Error::io(log.display().to_string(), e)),
+        Err(e) => {
+            let why = format!(
+                "{} (a store that cannot be written is mounted with --read-only)",
+                log.display()
+            );
+            return Err(Error::io(why, e));
+        }
     };
     // Not by its name, which may be that of a link.
     let program = std::env::current_exe().doing(|| "find this program".into())?;
@@ -196,6 +199,8 @@ fn start(context: &Context, args: &Args) -> Result<()> {
     {
         let line = line.doing(|| "wait for the background process".into())?;
         if line == READY {
+            // What it said before is no error then.
+            said.lines().for_each(|note| eprintln!("zspace: {note}"));
             return Ok(());
         }
         if !said.is_empty() {

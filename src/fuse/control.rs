@@ -195,7 +195,13 @@ fn connect(store: &Path) -> Result<UnixStream> {
         Err(e) if matches!(e.errno(), libc::ENOENT | libc::ENOTDIR | libc::ECONNREFUSED) => {
             let dir = store.display();
             // A wrong name should not lead to mounting a new store.
+            let lock = std::fs::File::open(store.join("staging/lock"));
             let why = match store.join("FORMAT").exists() {
+                true if lock.is_ok_and(|lock| lock.try_lock_shared().is_err()) => {
+                    format!(
+                        "the mount that owns the staging area of {dir} is beginning or ending: try again soon"
+                    )
+                }
                 true => format!("no mount owns the staging area of {dir}: `zspace mount` it first"),
                 false => format!("no store in {dir}"),
             };
@@ -203,11 +209,6 @@ fn connect(store: &Path) -> Result<UnixStream> {
         }
         r => r,
     }
-}
-
-/// Whether a mount owns the staging area of the store and answers.
-pub fn is_served(store: &Path) -> bool {
-    connect(store).is_ok()
 }
 
 /// Asks the owner of the staging area of the store at `store`: `{"do":"status"}`,

@@ -173,10 +173,14 @@ impl Files {
     /// The attributes of a path in `staging/`, and what it has in common with its other names if it has some.
     pub(super) fn staged_attr(&self, path: &[Vec<u8>]) -> Result<(Attr, Option<Identity>)> {
         self.settled(|| match self.staging.locate(path)? {
-            Located::Version { version, path } => {
-                let place = self.space.walk(&version, &path)?;
+            Located::Version {
+                version,
+                path: inside,
+            } => {
+                let place = self.space.walk(&version, &inside)?;
                 let mut attr = self.space.attr(&place)?;
-                if path.is_empty() {
+                (attr.uid, attr.gid) = self.staging.owner(path);
+                if inside.is_empty() {
                     // The entry itself is below the version's root, so this is none: show it as a directory all the same.
                     attr.kind = FileKind::Dir;
                 }

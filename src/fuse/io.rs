@@ -117,6 +117,9 @@ impl Files {
             // The name gets an inode of its own, and the kernel opens that.
             self.inodes.detach(ino);
         })?;
+        if let (Some(_), Backing::Disk(handle)) = (&through, &backing) {
+            handle.left_to_the_kernel();
+        }
         let staged = Staged::new(ino, writes, backing);
         Ok(Opened {
             fh: self.handles.add(Open::Staged(staged)),

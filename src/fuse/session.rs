@@ -64,7 +64,8 @@ impl Default for MountOptions {
 /// Mounts a store on a directory (made if absent) and serves it until it is unmounted. `ready` is called once the mount is usable.
 ///
 /// SIGINT, SIGTERM and SIGHUP end it in order: no new writes are taken in, what has settled is committed, the mount is taken away
-/// as soon as nothing uses it. A second signal takes it away at once, from under whoever uses it.
+/// as soon as nothing uses it. A second signal takes it away at once, from under whoever uses it, and waits for nothing to settle.
+/// `ready` is told what a user should know of the mount.
 ///
 /// Errors: `Usage` if mount point and store lie within each other, `Busy` if a store is mounted there already, else what the
 /// system says. A mount point whose process died is cleared first.
@@ -72,7 +73,7 @@ pub fn mount(
     store: Store,
     mnt: &Path,
     options: &MountOptions,
-    ready: impl FnOnce() + Send + 'static,
+    ready: impl FnOnce(Option<&str>) + Send + 'static,
 ) -> Result<()> {
     let mnt = prepare(&store, mnt)?;
     raise_open_files();
@@ -81,8 +82,9 @@ pub fn mount(
         dirs: options.settle_dir,
     };
     let staging = open_staging(&store, settle, options.read_only)?;
-    if !staging.is_owner() && !options.read_only {
-        log::warn!("another mount owns this store's staging/: it is read-only here");
+    let note = (!staging.is_owner() && !options.read_only).then(|| why_read_only(&staging));
+    if let Some(note) = &note {
+        log::warn!("{note}");
     }
     let control = if staging.is_owner() {
         Some(Control::serve(&staging)?)
@@ -120,12 +122,11 @@ pub fn mount(
             Ok(stat) => set_readahead(stat.st_dev),
             Err(e) => log::warn!("the new mount {} cannot be read: {e}", at.display()),
         }
-        ready();
+        ready(note.as_deref());
     };
     spawn("zspace-ready", announce)?;
     log::info!("{} is mounted on {}", store.dir().display(), mnt.display());
     let done = session.run().doing(|| format!("serve {}", mnt.display()));
-    signals.close();
     drop(served);
     // Without it a new mount knows that this one is ending, and waits.
     drop(control);
@@ -133,6 +134,7 @@ pub fn mount(
     drain(&staging, options);
     staging.stop();
     files.warm.stop();
+    signals.close();
     done.and(store.close())
 }
 
@@ -288,10 +290,13 @@ fn end_on_signals(
                         log::error!("{e}");
                     }
                 }
-                2 => match take_away(&mnt, true) {
-                    Ok(()) => log::warn!("{} is taken away from under those who use it", mnt.display()),
-                    Err(e) => log::error!("{e}"),
-                },
+                2 => {
+                    staging.give_up();
+                    match take_away(&mnt, true) {
+                        Ok(()) => log::warn!("{} is taken away from under those who use it", mnt.display()),
+                        Err(e) => log::error!("{e}"),
+                    }
+                }
                 _ => {
                     let _ = signal_hook::low_level::emulate_default_handler(signal);
                 }
@@ -325,6 +330,15 @@ fn open_staging(store: &Store, settle: Settle, read_only: bool) -> Result<Arc<St
     Staging::open(store.clone(), settle, read_only)
 }
 
+/// Why nothing can be written to staging/ in a mount that should take writes.
+fn why_read_only(staging: &Staging) -> String {
+    let held = File::open(staging.dir().join("lock")).is_ok_and(|lock| lock.try_lock_shared().is_err());
+    match held {
+        true => "staging/ is read-only here: another mount of this store takes what is written".to_owned(),
+        false => "staging/ is read-only here: this store cannot be written by this user".to_owned(),
+    }
+}
+
 /// Commits what settles soon, and says what does not.
 fn drain(staging: &Staging, options: &MountOptions) {
     match staging.drain(options.settle.max(options.settle_dir) + END) {
@@ -345,6 +359,14 @@ fn drain(staging: &Staging, options: &MountOptions) {
 /// Commits what has settled and unmounts, as soon as nobody uses the mount.
 fn end(mnt: &Path, staging: &Staging, options: &MountOptions) {
     staging.freeze();
+    if let Ok(status) = staging.status() {
+        let waits = status.entries.iter().filter(|e| e.state.settles()).count();
+        if waits > 0 {
+            log::warn!(
+                "ending once what was written has settled, {waits} entries (another signal ends it at once)"
+            );
+        }
+    }
     drain(staging, options);
     let mut said = String::new();
     loop {

@@ -38,6 +38,13 @@ pub fn unmount(mnt: &Path) -> Result<Vec<String>> {
             format!("no store is mounted on {}", mnt.display()),
         )
     };
+    if matches!(rustix::fs::statvfs(mnt), Err(Errno::ACCESS)) {
+        let why = format!(
+            "{} belongs to another user, who lets nobody else in: `zspace umount` it as that user",
+            mnt.display()
+        );
+        return Err(Error::new(Kind::Refused, why));
+    }
     let store = xattr(mnt, "user.zspace.store").ok_or_else(none)?;
     if xattr(mnt, "user.zspace.path").is_none_or(|p| !p.is_empty()) {
         return Err(none());
@@ -138,8 +145,13 @@ fn busy(mnt: &Path) -> Error {
     let mut message = format!("{} is in use", mnt.display());
     let mut lines = holders(mnt);
     if lines.is_empty() {
-        lines
-            .push("by processes that this user may not look at (as root, `zspace umount` names them)".into());
+        lines.push(match rustix::process::geteuid().is_root() {
+            true => "by a process that was between two files just now, or that runs elsewhere (a container)"
+                .into(),
+            false => {
+                "by processes that this user may not look at (as root, `zspace umount` names them)".into()
+            }
+        });
     }
     for line in lines {
         message.push_str("\n  ");

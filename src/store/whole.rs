@@ -25,7 +25,7 @@ const RESERVE_LIMIT: u64 = 2 << 30;
 /// The disk counts as full when one part in so many is left of it, within these bounds in bytes: as much as may be written and
 /// freed again between a write that fails and a look at the disk.
 const FULL_SHARE: u64 = 512;
-const FULL_AT_LEAST: u64 = 4 << 20;
+const FULL_AT_LEAST: u64 = 1 << 20;
 const FULL_AT_MOST: u64 = 128 << 20;
 /// Bytes hashed at a time.
 const STEP: usize = 1 << 20;
@@ -399,7 +399,8 @@ impl WholeFiles {
         let (mut gone, mut freed) = (Vec::new(), 0);
         let mut kept = self.kept.lock();
         let enough = loop {
-            if kept.bytes.saturating_add(len) <= self.quota && self.disk_has(len, freed) {
+            let bytes = kept.bytes.saturating_add(len);
+            if bytes <= self.quota && self.disk_has(bytes, len, freed) {
                 break true;
             }
             let idle = kept
@@ -435,13 +436,15 @@ impl WholeFiles {
         self.make_room(0, None);
     }
 
-    /// Whether so many bytes leave enough of the disk free, once `freed` are.
-    fn disk_has(&self, len: u64, freed: u64) -> bool {
+    /// Whether so many more bytes leave enough of the disk free, once `freed` are: the reserve, and as much as the cache itself takes,
+    /// so that who writes finds half of what could be had at once, and the rest after the next look.
+    fn disk_has(&self, cache: u64, len: u64, freed: u64) -> bool {
         let Ok(s) = rustix::fs::statvfs(&self.dir) else {
             return false;
         };
         let reserve = (s.f_blocks * s.f_frsize / RESERVE_SHARE).min(RESERVE_LIMIT);
-        (s.f_bavail * s.f_frsize).saturating_add(freed) >= reserve.saturating_add(len)
+        let free = (s.f_bavail * s.f_frsize).saturating_add(freed);
+        free >= reserve.saturating_add(len) && free >= cache
     }
 
     /// A name for what is not whole yet, or not wanted any more.

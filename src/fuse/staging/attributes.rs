@@ -116,13 +116,14 @@ impl Staging {
                 if change.size.is_some() {
                     regular(kind_of_entry(&entry))?;
                 }
+                let owner = self.owner_of(&g, path);
                 if !change.alters(&entry) {
-                    return Ok(version_attr(&entry, version.version.time));
+                    return Ok(version_attr(&entry, version.version.time, owner));
                 }
                 let file = matches!(entry.kind, EntryKind::File { .. });
                 if change.size == Some(0) && path.len() == 2 && file {
                     return self.change(&mut g, path, Need::Nothing, |b, _| {
-                        copyup::empty_like(&b.path(path), &entry)?;
+                        copyup::empty_like(&b.path(path), &entry, owner)?;
                         apply(b)
                     });
                 }

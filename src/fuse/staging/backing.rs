@@ -276,6 +276,20 @@ impl Look {
     }
 }
 
+/// Renames, also a directory that its owner may not write: one that gets another parent is written to.
+pub(super) fn move_to(from: &Path, to: &Path) -> std::io::Result<()> {
+    let denied = |e: &std::io::Error| e.kind() == std::io::ErrorKind::PermissionDenied;
+    let first = fs::rename(from, to);
+    let dir = || fs::symlink_metadata(from).ok().filter(fs::Metadata::is_dir);
+    let Some(meta) = first.as_ref().err().filter(|e| denied(e)).and_then(|_| dir()) else {
+        return first;
+    };
+    fs::set_permissions(from, fs::Permissions::from_mode(0o700))?;
+    let done = fs::rename(from, to);
+    let here = if done.is_ok() { to } else { from };
+    done.and(fs::set_permissions(here, meta.permissions()))
+}
+
 /// Removes a file or a whole directory, also one whose directories its owner may not write.
 pub(super) fn remove_all(path: &Path) -> Result<()> {
     let attempt = || match fs::symlink_metadata(path) {

@@ -1,12 +1,12 @@
 //! Committing: the committer thread, commits on request, and what follows a commit.
 
-use super::backing::{Look, remove_all};
+use super::backing::{Look, move_to, remove_all};
 use super::marks::{Mark, Origin, missing};
 use super::state::{Entry, Failure, Key, Published, key_of, path_of};
 use super::status::{EntryStatus, State};
 use super::{Guard, Staging, copyup, names};
 use crate::error::{Error, IoContext, Kind, Result};
-use crate::store::Committed;
+use crate::store::{Committed, Numbered};
 use parking_lot::MutexGuard;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,6 +27,18 @@ const TRIES: usize = 3;
 
 /// An entry to commit, and, unless it was asked for, when it last changed: if that moved, it has to settle again.
 pub(super) type Item = (Key, Option<Duration>);
+
+/// What is said of a version that was there already.
+fn as_committed(v: &Numbered) -> Committed {
+    Committed {
+        id: v.id,
+        branch: v.branch.clone(),
+        number: v.number,
+        bytes: v.version.len,
+        stored: v.stored,
+        links_outside: 0,
+    }
+}
 
 impl Staging {
     /// Starts the thread that commits what settles.
@@ -70,13 +82,16 @@ impl Staging {
         self.lock().frozen = true;
     }
 
+    /// Nothing is waited for any more: the committer ends after the commit it is at.
+    pub fn give_up(&self) {
+        let mut g = self.lock();
+        g.stopping = true;
+        self.wake(&mut g);
+    }
+
     /// Ends the committer, after the commit it is at. What is staged stays.
     pub fn stop(&self) {
-        {
-            let mut g = self.lock();
-            g.stopping = true;
-            self.wake(&mut g);
-        }
+        self.give_up();
         if let Some(thread) = self.thread.lock().take()
             && thread.thread().id() != std::thread::current().id()
         {
@@ -98,8 +113,7 @@ impl Staging {
         }
         self.wake(&mut g);
         while self.clock.now() < end && !g.stopping {
-            let busy = |s: State| matches!(s, State::Settling | State::Committing);
-            if !g.entries.keys().any(|key| busy(self.state_of(&g, key))) {
+            if !g.entries.keys().any(|key| self.state_of(&g, key).settles()) {
                 break;
             }
             self.shared.wake.wait_for(&mut g, Duration::from_millis(50));
@@ -161,19 +175,27 @@ impl Staging {
                 let v = self
                     .version(origin)
                     .ok_or_else(|| missing().context(names::show(&path)))?;
-                let (id, branch, number) = (v.id, v.branch.clone(), v.number);
-                return Ok(Some(Committed {
-                    id,
-                    branch,
-                    number,
-                    bytes: v.version.len,
-                    stored: v.stored,
-                    links_outside: 0,
-                }));
+                return Ok(Some(as_committed(&v)));
+            }
+            Some(Entry {
+                published: Some(p), ..
+            }) => {
+                let p = p.clone();
+                drop(g);
+                return self.published_as(key, &p);
             }
             Some(_) => {}
         }
         Ok(None)
+    }
+
+    /// What an entry is that was published while it could still be written to, if it has not changed since.
+    fn published_as(&self, key: &Key, p: &Published) -> Result<Option<Committed>> {
+        let look = Look::at(&self.disk_path(key), &mut |_| {})?;
+        if p.look.differs(&look) || p.held && !self.holds_version(&self.disk_path(key), &p.origin)? {
+            return Ok(None);
+        }
+        Ok(self.version(&p.origin).map(|v| as_committed(&v)))
     }
 
     /// Makes one version of these entries of one branch.
@@ -321,6 +343,15 @@ impl Staging {
             return;
         }
         e.busy = true;
+        done.origin.owner = self
+            .backing()
+            .and_then(|b| b.stat(&path))
+            .ok()
+            .flatten()
+            .and_then(|s| {
+                let (own, found) = (super::mounter(), (s.st_uid, s.st_gid));
+                (found != own).then_some(found)
+            });
         let origin = done.origin.clone();
         let mark = Mark::Committed { origin };
         let marked = MutexGuard::unlocked(&mut g, || self.marks.write(&key.0, &key.1, &mark));
@@ -347,15 +378,11 @@ impl Staging {
                 MutexGuard::unlocked(&mut g, || self.keep_whole(key, &gone, &done.origin));
             }
             Err(error) => {
-                log::warn!("{}: committed, but kept in staging: {error}", names::show(&path));
                 if let Some(e) = g.entries.get_mut(key) {
                     e.published = Some(done);
-                    e.failed = Some(Failure {
-                        reason: error.to_string(),
-                        retry: now + RETRY,
-                        times: 1,
-                    });
                 }
+                let error = error.context("it is a version, but stays in staging");
+                MutexGuard::unlocked(&mut g, || self.failed(key, &error));
             }
         }
         if let Some(e) = g.entries.get_mut(key) {
@@ -368,10 +395,9 @@ impl Staging {
 
     /// Takes backing files out of sight in one step. The answer is where they are.
     pub(super) fn trash(&self, path: &names::Path, number: u64) -> Result<PathBuf> {
-        let (dir, name) = self.backing()?.parent(path)?;
         let to = self.dir.join("trash").join(number.to_string());
-        match rustix::fs::renameat(&dir, name, rustix::fs::CWD, &to) {
-            Err(rustix::io::Errno::NOENT) => Ok(to),
+        match move_to(&self.backing()?.path(path), &to) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(to),
             r => r
                 .doing(|| format!("move {} to the trash", names::show(path)))
                 .map(|()| to),
@@ -408,7 +434,7 @@ impl Staging {
             self.marks.write(&key.0, &key.1, &dirty)?;
             let to = self.disk_path(key);
             fs::create_dir_all(self.dir.join("tree").join(&key.0))
-                .and_then(|()| fs::rename(&temp, &to))
+                .and_then(|()| move_to(&temp, &to))
                 .doing(|| format!("move the copy to {}", to.display()))?;
             if !origin.gone.is_empty() {
                 return Ok(None);

@@ -1,13 +1,14 @@
 //! Copying a committed entry back to disk before it is changed.
 
 use super::lease;
-use super::marks::Origin;
+use super::marks::{Origin, Owner};
+use super::mounter;
 use super::names;
 use super::repo::{Repo, find, timespec};
 use super::whole::home_of;
 use crate::error::{Error, IoContext, Result};
 use crate::store::{Entry, EntryKind, Numbered, WholeFiles};
-use rustix::fs::{AtFlags, Timestamps, XattrFlags};
+use rustix::fs::{AtFlags, CWD, Gid, Timestamps, Uid, XattrFlags};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
@@ -48,6 +49,7 @@ pub(super) fn export(
             EntryKind::Symlink(target) => {
                 std::os::unix::fs::symlink(std::ffi::OsStr::from_bytes(target), &to)
                     .doing(|| format!("link {}", to.display()))?;
+                give(&to, origin.owner)?;
                 set_times(&to, &entry)?;
             }
             EntryKind::File { hash, len, link } => {
@@ -66,7 +68,7 @@ pub(super) fn export(
                     })?;
                     file
                 };
-                dress(&to, &file, &entry)?;
+                dress(&to, &file, &entry, origin.owner)?;
                 links.insert(*link, to);
             }
         }
@@ -74,7 +76,7 @@ pub(super) fn export(
     // Children first: filling a directory moves its time, and its mode may forbid filling it.
     for (path, entry) in dirs.iter().rev() {
         let dir = File::open(path).doing(|| format!("open {}", path.display()))?;
-        dress(path, &dir, entry)?;
+        dress(path, &dir, entry, origin.owner)?;
     }
     Ok(())
 }
@@ -90,16 +92,25 @@ fn create(path: &Path) -> Result<File> {
 }
 
 /// An empty file with the mode and attributes of a committed one, for those who truncate it anyway.
-pub(super) fn empty_like(path: &Path, entry: &Entry) -> Result<()> {
+pub(super) fn empty_like(path: &Path, entry: &Entry, owner: Owner) -> Result<()> {
     let file = create(path)?;
-    dress(path, &file, entry)
+    dress(path, &file, entry, Some(owner).filter(|o| *o != mounter()))
 }
 
-fn dress(path: &Path, file: &File, entry: &Entry) -> Result<()> {
+/// Gives a file or link to who had it, before its mode is set: that takes set-user-id bits away.
+fn give(path: &Path, owner: Option<Owner>) -> Result<()> {
+    let Some((uid, gid)) = owner else { return Ok(()) };
+    let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+    rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+        .doing(|| format!("set the owner of {}", path.display()))
+}
+
+fn dress(path: &Path, file: &File, entry: &Entry, owner: Option<Owner>) -> Result<()> {
     let what = || format!("set the attributes of {}", path.display());
     for (name, value) in &entry.xattrs {
         rustix::fs::fsetxattr(file, name.as_slice(), value, XattrFlags::empty()).doing(what)?;
     }
+    give(path, owner)?;
     file.set_permissions(Permissions::from_mode(entry.mode))
         .doing(what)?;
     set_times(path, entry)
@@ -111,6 +122,6 @@ fn set_times(path: &Path, entry: &Entry) -> Result<()> {
         last_access: time,
         last_modification: time,
     };
-    rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
+    rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
         .map_err(|e| Error::io(format!("set the times of {}", path.display()), e.into()))
 }

@@ -47,6 +47,7 @@ impl Staging {
             tick,
             wrote: AtomicBool::new(fresh || opened.0 == 0),
             opened,
+            unheard: AtomicBool::new(false),
             flushed: AtomicBool::new(false),
             rescues: self.rescues(),
             killed: Mutex::new(None),
@@ -81,8 +82,9 @@ impl Staging {
             } if truncate && path.len() == 2 => {
                 let entry = find(self.repo.as_ref(), &version, &inside)?;
                 regular(kind_of_entry(&entry))?;
+                let owner = self.owner_of(&g, path);
                 self.change(&mut g, path, Need::Nothing, |b, _| {
-                    copyup::empty_like(&b.path(path), &entry)?;
+                    copyup::empty_like(&b.path(path), &entry, owner)?;
                     open_regular(b, path, oflags)
                 })?
             }

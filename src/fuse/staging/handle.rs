@@ -30,6 +30,8 @@ pub struct Handle {
     pub(super) wrote: AtomicBool,
     /// What the file looked like when it was opened. The kernel may write to it by itself.
     pub(super) opened: Stamp,
+    /// The kernel writes to it by itself: what fails then, we do not hear of.
+    pub(super) unheard: AtomicBool,
     /// A descriptor of it was closed by its process.
     pub(super) flushed: AtomicBool,
     /// How often the cache had made room on a full disk by then.
@@ -54,6 +56,11 @@ impl Handle {
     /// The backing file.
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// From now on the kernel writes to it by itself.
+    pub(crate) fn left_to_the_kernel(&self) {
+        self.unheard.store(true, Ordering::Relaxed);
     }
 
     /// Up to `len` bytes at `offset`, fewer only at the end of the file.
@@ -87,7 +94,8 @@ impl Handle {
         if !self.wrote.load(Ordering::Acquire) && now == self.opened {
             return Ok(());
         }
-        if disk_is_full(&self.staging.dir) || self.staging.rescues() != self.rescues {
+        let full = || disk_is_full(&self.staging.dir) || self.staging.rescues() != self.rescues;
+        if self.unheard.load(Ordering::Relaxed) && full() {
             self.suspect(FULL.to_owned());
         }
         let mut killed = self.killed.lock();

@@ -19,7 +19,12 @@ pub(super) struct Origin {
     pub name: Vec<u8>,
     /// What was removed from the entry since: paths below it.
     pub gone: BTreeSet<Vec<Vec<u8>>>,
+    /// User and group of the entry when it was committed, if others than the mount's: versions do not keep them.
+    pub owner: Option<Owner>,
 }
+
+/// A user and a group.
+pub(super) type Owner = (u32, u32);
 
 impl Origin {
     /// All of the entry `name` of a version.
@@ -28,6 +33,7 @@ impl Origin {
             version,
             name: name.to_vec(),
             gone: BTreeSet::new(),
+            owner: None,
         }
     }
 
@@ -242,10 +248,12 @@ fn encode(entry: &[u8], mark: &Mark) -> String {
     let Some(origin) = mark.origin() else {
         return line(&format!("{head} {words}"));
     };
+    let owner = origin.owner.map(|(user, group)| format!(" {user} {group}"));
     let mut out = line(&format!(
-        "{head} {words} {} {}",
+        "{head} {words} {} {}{}",
         origin.version,
-        names::encode(&origin.name)
+        names::encode(&origin.name),
+        owner.unwrap_or_default()
     ));
     for path in &origin.gone {
         out.push_str(&line(&gone_text(path)));
@@ -271,14 +279,18 @@ fn decode(text: &str) -> Option<(Vec<u8>, Mark)> {
             version: words.get(2)?.parse().ok()?,
             name: names::decode(words.get(3)?)?,
             gone: gone.collect(),
+            owner: match words.get(4..6) {
+                Some([user, group]) => Some((user.parse().ok()?, group.parse().ok()?)),
+                _ => None,
+            },
         })
     };
     let mark = match (*words.get(1)?, words.len()) {
         ("dirty", 2) => Mark::NEW,
-        ("dirty", 4) => Mark::Dirty {
+        ("dirty", 4 | 6) => Mark::Dirty {
             base: Some(origin()?),
         },
-        ("committed", 4) => Mark::Committed { origin: origin()? },
+        ("committed", 4 | 6) => Mark::Committed { origin: origin()? },
         _ => return None,
     };
     names::check(std::slice::from_ref(&entry)).ok()?;
@@ -304,11 +316,13 @@ mod tests {
 
     fn mark() -> impl Strategy<Value = Mark> {
         let gone = proptest::collection::btree_set(proptest::collection::vec(name(), 1..4), 0..4);
-        let origin = (any::<[u8; 32]>(), name(), gone)
-            .prop_map(|(v, name, gone)| Origin {
+        let owner = proptest::option::of(any::<(u32, u32)>());
+        let origin = (any::<[u8; 32]>(), name(), gone, owner)
+            .prop_map(|(v, name, gone, owner)| Origin {
                 version: VersionId(v),
                 name,
                 gone,
+                owner,
             })
             .boxed();
         prop_oneof![

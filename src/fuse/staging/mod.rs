@@ -188,6 +188,17 @@ impl Staging {
         }
     }
 
+    /// To which user and group a committed entry belongs.
+    pub(crate) fn owner(&self, path: &[Vec<u8>]) -> (u32, u32) {
+        self.owner_of(&self.lock(), path)
+    }
+
+    fn owner_of(&self, g: &Inner, path: &names::Path) -> marks::Owner {
+        let mark = key_of(path).and_then(|key| self.mark_of(g, &key).ok().flatten());
+        let owner = mark.and_then(|m| m.origin()?.owner);
+        owner.unwrap_or_else(mounter)
+    }
+
     fn in_version(&self, origin: &marks::Origin, rel: &names::Path) -> Result<Located> {
         let path = [std::slice::from_ref(&origin.name), rel].concat();
         if origin.lacks(rel) {
@@ -231,10 +242,13 @@ impl Staging {
     fn attr_in(&self, g: &Inner, path: &names::Path) -> Result<Attr> {
         let (at, stat) = self.found_in(g, path)?;
         match at {
-            Located::Version { version, path } => Ok(version_attr(
-                &find(self.repo.as_ref(), &version, &path)?,
-                version.version.time,
-            )),
+            Located::Version {
+                version,
+                path: inside,
+            } => {
+                let entry = find(self.repo.as_ref(), &version, &inside)?;
+                Ok(version_attr(&entry, version.version.time, self.owner_of(g, path)))
+            }
             Located::Root if self.backing.is_none() => {
                 let kind = EntryKind::Dir {
                     tree: crate::id::NodeId([0; 32]),
@@ -248,7 +262,7 @@ impl Staging {
                     xattrs: Vec::new(),
                     kind,
                 };
-                Ok(version_attr(&root, time))
+                Ok(version_attr(&root, time, mounter()))
             }
             Located::Root => self.stat_or_root(&[]),
             Located::Branch(_) => self.stat_or_root(path),
@@ -370,8 +384,16 @@ fn kind_of_entry(e: &Entry) -> FileKind {
     }
 }
 
+/// The user and group for whom the mount works.
+fn mounter() -> marks::Owner {
+    (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    )
+}
+
 /// The attributes of what a version holds, committed at `time`.
-fn version_attr(e: &Entry, time: crate::store::Timestamp) -> Attr {
+fn version_attr(e: &Entry, time: crate::store::Timestamp, (uid, gid): marks::Owner) -> Attr {
     let kind = kind_of_entry(e);
     Attr {
         kind,
@@ -379,8 +401,8 @@ fn version_attr(e: &Entry, time: crate::store::Timestamp) -> Attr {
         size: e.len(),
         blocks: e.len().div_ceil(512),
         nlink: if kind == FileKind::Dir { 2 } else { 1 },
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
+        uid,
+        gid,
         rdev: 0,
         atime: e.mtime,
         mtime: e.mtime,

@@ -59,6 +59,21 @@ impl Process {
         Some(its_writer(&self.name, self.id, &ended_badly(status)?))
     }
 
+    /// Whether it is a program that takes up what one of its kind left, and leaves alone what is finished: it is done when it says so.
+    pub(super) fn resumes(&self) -> bool {
+        self.name == "rsync"
+    }
+
+    /// How begins what is said of those of its kind that failed.
+    pub(super) fn told(&self) -> String {
+        format!("its writer ({}, process ", self.name)
+    }
+
+    /// Whether it ended, and without an error.
+    pub(super) fn ended_well(&self) -> bool {
+        self.ended() && self.status() == Some(0)
+    }
+
     /// Its exit status as wait(2) tells it.
     fn status(&self) -> Option<i32> {
         let mut info = PidfdInfo {

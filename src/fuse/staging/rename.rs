@@ -127,13 +127,29 @@ impl Staging {
             g.orphan(to);
             g.clear(to);
         }
+        let (source, target) = (path_key(from), path_key(to));
+        let apart = source != target && !(from.len() == 2 && to.len() == 2);
+        let doubts = if apart {
+            [(to, g.leaves(from)), (from, g.leaves(to))]
+        } else {
+            [(to, None), (from, None)]
+        };
         g.moved(from, to, exchange);
+        for (path, why) in doubts.into_iter().take(1 + usize::from(exchange)) {
+            if let Some(why) = why {
+                g.suspects.entry(path.to_vec()).or_insert(why);
+            }
+        }
         if from.len() == 2 && to.len() == 2 {
             g.resign(&path_key(from), &path_key(to), exchange);
         } else if !exchange && path_key(from) == path_key(to) {
             g.unsign(from);
         } else if !exchange {
             g.sign(from);
+            // Whoever takes a directory apart may be at it still.
+            if let Some(e) = g.entries.get_mut(&source) {
+                e.thinning = true;
+            }
         }
         if from.len() == 2 && !exchange {
             self.forget_name(g, &path_key(from));

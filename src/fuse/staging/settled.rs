@@ -1,16 +1,19 @@
 //! One pass of the committer: what has settled, what belongs together, what must wait.
 
-use super::backing::{Look, kind_of};
+use super::backing::{Look, components, kind_of};
 use super::handle::stamp_of;
 use super::marks::Mark;
 use super::plan::{Member, divide, held_by, windows};
 use super::state::{Key, Published, path_of};
+use super::status::at_and_why;
+use super::whole::below;
 use super::{Staging, names};
 use crate::error::{IoContext, Result};
 use crate::fuse::attr::FileKind;
 use crate::store::Probe;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,6 +34,8 @@ pub(super) struct Candidate {
     at_once: bool,
     thinned: bool,
     thinning: bool,
+    /// The last change took something out of it.
+    emptied: bool,
     /// Not before this, after a failure.
     retry: Duration,
     published: Option<Published>,
@@ -112,6 +117,7 @@ impl Staging {
                 at_once: e.at_once,
                 thinned: e.thinned(),
                 thinning: e.thinning && !g.draining,
+                emptied: e.thinning,
                 retry: e.failed.as_ref().map_or(Duration::ZERO, |f| f.retry),
                 published: e.published.clone(),
             });
@@ -145,7 +151,12 @@ impl Staging {
         };
         e.behind |= !dir && e.closed_as.is_some() && e.closed_as != now();
         if !c.at_once && (dir || e.behind) {
-            e.left_alone();
+            let resumed = e.left_alone();
+            let path = path_of(&c.key);
+            if let Some(told) = resumed {
+                g.suspects
+                    .retain(|at, why| !(at.starts_with(&path) && why.starts_with(&told)));
+            }
         }
         g.doubt(&c.key)
     }
@@ -185,6 +196,13 @@ impl Staging {
             Ok(false) => {}
             Err(e) => return next.at(self.failed(&c.key, &e)),
         }
+        if c.emptied && files.is_empty() {
+            // Nobody wants a version of what is left of a checkpoint that was taken away.
+            if let Some(e) = self.lock().entries.get_mut(&c.key) {
+                e.thinning = true;
+            }
+            return self.park(&c, "all files in it were removed".into());
+        }
         if let Some(name) = &look.unfinished {
             return self.park(&c, format!("{}: its name marks unfinished work", name.display()));
         }
@@ -197,7 +215,11 @@ impl Staging {
         {
             return next.at(later);
         }
-        match self.torn_inside(&path, &files) {
+        let torn = match self.torn_under_another_name(&c.key, &files) {
+            None => self.torn_inside(&path, &files),
+            why => Ok(why),
+        };
+        match torn {
             Err(e) => next.at(self.failed(&c.key, &e)),
             Ok(Some(why)) => self.park(&c, why),
             Ok(None) => self.commit_settled(&[c], next),
@@ -278,6 +300,36 @@ impl Staging {
         let e = g.entries.get_mut(key)?;
         e.changed = e.changed.max(changed);
         Some(e.changed + quiet)
+    }
+
+    /// Why one of these files of the entry, or it itself, may be torn: it is a hard link of one that is.
+    fn torn_under_another_name(&self, key: &Key, files: &[PathBuf]) -> Option<String> {
+        let (at, root) = (&path_of(key)[..], &self.disk_path(key));
+        let suspects: Vec<_> = self
+            .lock()
+            .suspects
+            .iter()
+            .map(|(p, why)| (p.clone(), why.clone()))
+            .collect();
+        let inode = |m: &std::fs::Metadata| (m.nlink() > 1 && m.is_file()).then(|| (m.dev(), m.ino()));
+        let of = |path: &Path| inode(&std::fs::symlink_metadata(path).ok()?);
+        let backing = self.backing().ok()?;
+        let torn: HashMap<_, _> = suspects
+            .iter()
+            .filter_map(|(path, why)| Some((of(&backing.path(path))?, (path, why))))
+            .collect();
+        if torn.is_empty() {
+            return None;
+        }
+        let mut found = files
+            .iter()
+            .filter_map(|file| Some((file, torn.get(&of(&below(root, file))?)?)));
+        let (file, (path, why)) = found.next()?;
+        let inside = components(file);
+        let why = format!("is the same file as {}: {why}", names::show(path));
+        // It stays so when the other name is gone.
+        self.lock().suspects.insert([at, &inside].concat(), why.clone());
+        Some(at_and_why(&inside, &why))
     }
 
     /// Why a directory is incomplete by the structure of its files.
@@ -369,7 +421,8 @@ impl Staging {
                 .map(String::into_bytes)
                 .collect()
         });
-        let torn = self.abandoned(c, false).or(probe.torn);
+        let elsewhere = || self.torn_under_another_name(&c.key, &[PathBuf::new()]);
+        let torn = self.abandoned(c, false).or_else(elsewhere).or(probe.torn);
         let (name, closed, tensors) = (c.key.1.clone(), c.closed, probe.tensors);
         Some(Probed {
             candidate: c.clone(),

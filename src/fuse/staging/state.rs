@@ -132,13 +132,31 @@ impl Entry {
         matches!(&self.mark, Mark::Committed { origin } if !origin.gone.is_empty())
     }
 
-    /// Notes that it has been left alone: from now on its writers may end as they like. Keeps those who were killed or failed before;
-    /// what others have done over since is not their work any more.
-    pub(super) fn left_alone(&mut self) {
+    /// Notes who of its writers was killed or failed.
+    fn note_failures(&mut self) {
         for w in &mut self.by {
             w.failed = w.failed.take().or_else(|| w.process.failed());
         }
+    }
+
+    /// Notes that it has been left alone: from now on its writers may end as they like. Keeps those who were killed or failed before;
+    /// what others have done over since is not their work any more. Who takes up what is there, without doing it over, is believed
+    /// when that ends well: the answer is how what is said of such begins.
+    pub(super) fn left_alone(&mut self) -> Option<String> {
+        self.note_failures();
+        let resumed = |w: &Work| w.failed.is_none() && w.process.resumes() && w.process.ended_well();
+        let last = self.by.iter().rposition(resumed);
+        let told = last.map(|last| {
+            let told = self.by[last].process.told();
+            let mut at = 0;
+            self.by.retain(|w| {
+                at += 1;
+                at > last || !w.process.resumes()
+            });
+            told
+        });
         self.by.retain(|w| w.failed.is_some() && !w.places.is_empty());
+        told
     }
 
     /// Whether one of those who changed it was killed or failed before it was left alone: then files may be missing, or be left
@@ -264,8 +282,18 @@ impl Inner {
         for (key, by) in [(to, moved), (from, replaced)] {
             if let Some(e) = self.entries.get_mut(key) {
                 e.by = by;
+                // Once it is elsewhere, it may count as put there whole.
+                e.note_failures();
             }
         }
+    }
+
+    /// What lies at `path` is about to leave its entry: why it may be incomplete, if one of those who worked on the entry was killed
+    /// or failed.
+    pub(super) fn leaves(&mut self, path: &names::Path) -> Option<String> {
+        let e = self.entries.get_mut(&key_of(path)?)?;
+        e.note_failures();
+        e.abandoned().cloned()
     }
 
     /// Why the entry is not to be committed unasked: what of it may be torn.

@@ -68,6 +68,13 @@ pub enum State {
     },
 }
 
+impl State {
+    /// Whether it will be committed, or given up, if it is left alone.
+    pub(crate) fn settles(&self) -> bool {
+        matches!(self, State::Settling | State::Committing)
+    }
+}
+
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -104,7 +104,7 @@ impl Staging {
 }
 
 /// A path below an entry, or the entry itself, which is no directory then.
-fn below(root: &Path, path: &Path) -> PathBuf {
+pub(super) fn below(root: &Path, path: &Path) -> PathBuf {
     match path.as_os_str().is_empty() {
         true => root.to_owned(),
         false => root.join(path),
