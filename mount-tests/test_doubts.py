@@ -64,9 +64,11 @@ def test_another_name_of_a_torn_file_waits_too(mount):
         assert "is the same file as main/model.bin" in line and "was killed" in line
     torn.unlink()
     # A name less says nothing of the file: it is still asked about.
-    (mount.staging() / "other").write_bytes(b"1")
+    (mount.staging() / "other").mkdir()
+    (mount.staging() / "other/file").write_bytes(b"1")
     mount.wait_for(1)
-    assert os.listdir(mount.version(1)) == ["other"]
+    time.sleep(2 * SETTLE_DIR)
+    assert os.listdir(mount.version(1)) == ["other"] and mount.versions() == [1]
 
 
 @pytest.mark.parametrize("how", [["-a"], ["-a", "--inplace"], ["-a", "--partial"]], ids=" ".join)
