@@ -31,7 +31,8 @@ pub(super) struct Process {
     /// Its number.
     pub id: u32,
     name: String,
-    fd: OwnedFd,
+    /// Nothing if it was gone before we could look.
+    fd: Option<OwnedFd>,
 }
 
 impl Process {
@@ -43,13 +44,26 @@ impl Process {
         Some(Process {
             id,
             name: field("Name:")?.to_owned(),
-            fd,
+            fd: Some(fd),
+        })
+    }
+
+    /// What is left of a process that asked for something and was gone when we got to it: it was killed as it waited. Nothing if the
+    /// thread is there and only cannot be looked at.
+    fn gone(thread: u32) -> Option<Process> {
+        let id = Pid::from_raw(i32::try_from(thread).ok()?)?;
+        let gone = rustix::process::test_kill_process(id) == Err(rustix::io::Errno::SRCH);
+        gone.then(|| Process {
+            id: thread,
+            name: "unknown".to_owned(),
+            fd: None,
         })
     }
 
     /// Whether it has ended, whoever has been told of that.
     fn ended(&self) -> bool {
-        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        let Some(fd) = &self.fd else { return true };
+        let mut fds = [PollFd::new(fd, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
     }
 
@@ -76,12 +90,15 @@ impl Process {
 
     /// Its exit status as wait(2) tells it.
     fn status(&self) -> Option<i32> {
+        let Some(fd) = &self.fd else {
+            return Some(libc::SIGKILL);
+        };
         let mut info = PidfdInfo {
             mask: INFO_EXIT,
             ..PidfdInfo::default()
         };
         // SAFETY: the kernel writes at most the bytes whose number is part of the request's number, which are those of `info`.
-        let done = unsafe { libc::ioctl(self.fd.as_raw_fd(), GET_INFO, &mut info) };
+        let done = unsafe { libc::ioctl(fd.as_raw_fd(), GET_INFO, &mut info) };
         if done == 0 && info.mask & INFO_EXIT != 0 {
             return Some(info.exit_code);
         }
@@ -118,13 +135,19 @@ impl Processes {
     /// The process for which this thread works, if it works for one.
     pub(super) fn client(&mut self) -> Option<Arc<Process>> {
         let thread = Some(CLIENT.get()).filter(|t| *t != 0)?;
-        if let Some(known) = self.0.get(&thread).filter(|p| !p.ended()) {
+        let known = self.0.get(&thread);
+        if let Some(known) = known.filter(|p| !p.ended()) {
             return Some(known.clone());
         }
+        let new = match (Process::of_thread(thread), known) {
+            (Some(new), _) => Arc::new(new),
+            // It was killed while it waited for this, and somebody has waited for it since.
+            (None, Some(known)) => return Some(known.clone()),
+            (None, None) => Arc::new(Process::gone(thread)?),
+        };
         if self.0.len() >= KNOWN {
             self.0.clear();
         }
-        let new = Arc::new(Process::of_thread(thread)?);
         self.0.insert(thread, new.clone());
         Some(new)
     }
@@ -171,5 +194,9 @@ mod tests {
         );
         assert!(second.is_some_and(|p| p.failed().is_some_and(|why| why.contains("exit status 9"))));
         assert!(processes.client().is_none(), "nobody asked");
+        // Who was killed while it waited is still the one who asked, known or not.
+        assert!(Arc::ptr_eq(&first, &of(&killed, &mut processes)));
+        let unknown = of(&killed, &mut Processes::default());
+        assert!(unknown.failed().is_some_and(|why| why.contains("was killed")));
     }
 }
