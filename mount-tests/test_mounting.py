@@ -281,6 +281,7 @@ def test_a_second_signal_waits_for_nothing(mounts, signals):
     mount = mounts(**{"settle-dir": 3600})
     (mount.staging() / "entry").mkdir()
     (mount.staging() / "entry/file").write_bytes(b"1")
+    mount.wait_for_status("entry", "settling")
     mount.process.send_signal(signal.SIGINT)
     eventually(lambda: "has settled" in mount.messages(), mount.messages)
     assert mount.process.poll() is None
