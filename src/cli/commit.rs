@@ -4,7 +4,7 @@ use super::signals::Stop;
 use super::{Context, show};
 use crate::error::{Error, Kind, Result};
 use crate::fuse::control;
-use crate::store::{CommitRequest, Committed, MAIN, Options, Progress};
+use crate::store::{CommitRequest, Committed, MAIN, Options};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -117,18 +117,13 @@ fn from_disk(context: &Context, args: &Args, path: &Path, stop: Stop) -> Result<
     }
     let store = context.open_or_init(&Options::default())?;
     let bar = show::bar(&path.display().to_string(), 0);
-    let shown = bar.clone();
-    let progress = move |p: Progress| {
-        shown.set_length(p.total);
-        shown.set_position(p.done);
-    };
     let request = CommitRequest {
         branch: args.branch.clone().unwrap_or_else(|| MAIN.to_owned()),
         entries: vec![(name, whole)],
         message: args.message.clone(),
         follow_links: args.follow_links,
         keep_links: false,
-        progress: (!bar.is_hidden()).then(|| Arc::new(progress) as _),
+        progress: show::progress(&bar),
         stop: Some(Arc::new(move || stop.is_asked())),
     };
     let done = store.commit(&request);

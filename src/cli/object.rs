@@ -4,7 +4,7 @@ use super::cat::parse_range;
 use super::signals::Stop;
 use super::{Context, show};
 use crate::error::{Error, IoContext, Kind, Result};
-use crate::store::{CommitRequest, ObjectFile, Options, Progress, Proof, Store, Width};
+use crate::store::{CommitRequest, ObjectFile, Options, Proof, Store, Width};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -124,11 +124,6 @@ fn put(context: &Context, path: &Path, json: bool) -> Result<()> {
     let stop = Stop::on_signals()?;
     let store = context.open_or_init(&Options::default())?;
     let bar = show::bar(&path.display().to_string(), 0);
-    let shown = bar.clone();
-    let progress = move |p: Progress| {
-        shown.set_length(p.total);
-        shown.set_position(p.done);
-    };
     // A pipe is not read twice: what comes from it is kept beside the store first.
     let spool = if path.as_os_str() == "-" {
         Some(spool(&store)?)
@@ -138,7 +133,7 @@ fn put(context: &Context, path: &Path, json: bool) -> Result<()> {
     let from = spool.as_ref().map_or(path, |s| &s.0);
     let request = CommitRequest {
         entries: vec![(b"object".to_vec(), from.to_owned())],
-        progress: (!bar.is_hidden()).then(|| Arc::new(progress) as _),
+        progress: show::progress(&bar),
         stop: Some(Arc::new(move || stop.is_asked())),
         ..CommitRequest::default()
     };

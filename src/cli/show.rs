@@ -1,9 +1,10 @@
 //! How values are shown to people, and read from them.
 
 use crate::error::{Error, IoContext, Kind, Result};
-use crate::store::Timestamp;
+use crate::store::{OnProgress, Progress, Timestamp};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
+use std::sync::Arc;
 
 /// Prints lines to standard output; a closed pipe ends the program quietly.
 pub(super) fn print(text: &str) -> Result<()> {
@@ -116,6 +117,16 @@ fn styled_bar(what: &str, total: u64, template: &str) -> ProgressBar {
     }
     bar.set_message(what.to_owned());
     bar
+}
+
+/// What shows on a bar how far a commit is; nothing where the bar is not seen.
+pub(super) fn progress(bar: &ProgressBar) -> Option<OnProgress> {
+    let shown = bar.clone();
+    let progress = move |p: Progress| {
+        shown.set_length(p.total);
+        shown.set_position(p.done);
+    };
+    (!bar.is_hidden()).then(|| Arc::new(progress) as _)
 }
 
 /// Rows as columns: each as wide as its widest cell, the last one free; numbers (as `right` says) to the right.

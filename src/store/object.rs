@@ -1,5 +1,6 @@
 //! Exact byte objects: those that were put, and any file of any version.
 
+use super::whole::Hashing;
 use super::{CommitRequest, FileView, Store};
 use crate::commit::{self, PutObject};
 use crate::error::{Error, Kind, Result};
@@ -31,29 +32,15 @@ impl ObjectFile {
     /// # Errors
     /// Damage, if what was written has not the SHA-256 that is pinned; what `told` and the writer report.
     pub fn copy_to(&self, out: &mut dyn Write, told: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
-        let mut hashed = Hashed(out, FileHasher::default());
-        self.file.copy_to(0..self.manifest.len, &mut hashed, told)?;
-        match hashed.1.finish() == self.manifest.hash {
+        let hasher = FileHasher::default();
+        let mut hashing = Hashing { to: out, hasher };
+        self.file.copy_to(0..self.manifest.len, &mut hashing, told)?;
+        match hashing.hasher.finish() == self.manifest.hash {
             true => Ok(()),
             false => Err(Error::damage(
                 "what was written has not the object's SHA-256: do not use it",
             )),
         }
-    }
-}
-
-/// Hashes what it writes.
-struct Hashed<'a>(&'a mut dyn Write, FileHasher);
-
-impl Write for Hashed<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let n = self.0.write(bytes)?;
-        self.1.update(&bytes[..n]);
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.0.flush()
     }
 }
 

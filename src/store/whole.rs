@@ -347,7 +347,7 @@ impl WholeFiles {
                 .mode(0o600)
                 .open(&new);
             let mut out = Hashing {
-                file: file.doing(|| format!("create {}", new.display()))?,
+                to: file.doing(|| format!("create {}", new.display()))?,
                 hasher: FileHasher::default(),
             };
             view.copy_to(0..key.1, &mut out, &mut |_| {
@@ -486,20 +486,20 @@ impl Kept {
 }
 
 /// Hashes what is written.
-struct Hashing {
-    file: File,
-    hasher: FileHasher,
+pub(super) struct Hashing<W> {
+    pub(super) to: W,
+    pub(super) hasher: FileHasher,
 }
 
-impl Write for Hashing {
+impl<W: Write> Write for Hashing<W> {
     fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
-        let n = self.file.write(buf)?;
+        let n = self.to.write(buf)?;
         self.hasher.update(&buf[..n]);
         Ok(n)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+        self.to.flush()
     }
 }
 

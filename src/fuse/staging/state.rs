@@ -148,11 +148,9 @@ impl Entry {
         let last = self.by.iter().rposition(resumed);
         let told = last.map(|last| {
             let told = self.by[last].process.told();
-            let mut at = 0;
-            self.by.retain(|w| {
-                at += 1;
-                at > last || !w.process.resumes()
-            });
+            let since = self.by.split_off(last);
+            self.by.retain(|w| !w.process.resumes());
+            self.by.extend(since);
             told
         });
         self.by.retain(|w| w.failed.is_some() && !w.places.is_empty());
