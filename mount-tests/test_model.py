@@ -259,6 +259,22 @@ class TestModel:
         other.write_text("new")
         assert (one.read_text(), other.read_text()) == ("old", "new")
 
+    def test_a_removed_hard_link_counts_no_more(self, mounts):
+        """Nor in an entry that is served from its version."""
+        mount = mounts(settle=3600, **{"settle-dir": 3600})
+        directory = mount.staging() / "d"
+        (directory / "sub").mkdir(parents=True)
+        (directory / "a").write_text("data")
+        for name in ("b", "sub/c", "sub/d"):
+            os.link(directory / "a", directory / name)
+        mount.zspace.commit(directory)
+        for left, name in ((3, "a"), (2, "sub/c")):
+            (directory / name).unlink()
+            assert {(directory / n).stat().st_nlink for n in ("b", "sub/d")} == {left}
+        assert (mount.version(1) / "d/b").stat().st_nlink == 4
+        os.unlink(directory / "b")
+        assert (directory / "sub/d").stat().st_nlink == 1
+
     @pytest.mark.timeout(SECONDS * 3 + 120)
     def test_commits_by_themselves(self, mounts):
         """What settles is committed at any moment: nobody may notice, and each version is what the model once was."""

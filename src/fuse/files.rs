@@ -184,10 +184,12 @@ impl Files {
                     // The entry itself is below the version's root, so this is none: show it as a directory all the same.
                     attr.kind = FileKind::Dir;
                 }
-                let identity = place
-                    .link()
-                    .map(|(c, link)| Identity::Committed(c.numbered.id.0, link));
-                Ok((attr, identity))
+                let Some((commit, link)) = place.link() else {
+                    return Ok((attr, None));
+                };
+                let removed = self.staging.removed(path, self.space.names_of(&commit, link)?);
+                attr.nlink = attr.nlink.saturating_sub(removed).max(1);
+                Ok((attr, Some(Identity::Committed(commit.numbered.id.0, link))))
             }
             Located::Disk(disk) => {
                 let attr = self.staging.attr(path)?;

@@ -14,7 +14,7 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Versions whose hard links stay counted.
+/// Versions whose hard links stay known.
 const COMMITS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 
 /// A name of a directory and what it stands for.
@@ -225,7 +225,7 @@ impl Namespace {
         if let EntryKind::File { link, .. } = entry.kind
             && link > 0
         {
-            attr.nlink = self.names_of(&at.commit, link)?;
+            attr.nlink = (self.names_of(&at.commit, link)?.len() as u32).max(1);
         }
         Ok(attr)
     }

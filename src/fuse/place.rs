@@ -42,10 +42,13 @@ impl Door {
     }
 }
 
-/// A version and, once asked for, how many names each of its hard-linked files has.
+/// The paths of hard-linked files in a version, by link number.
+pub(super) type Links = HashMap<u32, Vec<Vec<Vec<u8>>>>;
+
+/// A version and, once asked for, the names of its hard-linked files.
 pub(super) struct Commit {
     pub(super) numbered: Arc<Numbered>,
-    pub(super) links: OnceLock<HashMap<u32, u32>>,
+    pub(super) links: OnceLock<Links>,
 }
 
 /// An entry of a version: its place among the entries of the last of `dirs`.

@@ -4,10 +4,10 @@ use super::attr::Attr;
 use super::attr::FileKind;
 use super::errno::os;
 use super::namespace::{Listed, Namespace, entry_of};
-use super::place::{At, Commit, Door, Name, Place};
+use super::place::{At, Commit, Door, Links, Name, Place};
 use crate::error::Result;
+use crate::id::NodeId;
 use crate::store::{EntryKind, Numbered, Timestamp, Tree};
-use std::collections::HashMap;
 use std::sync::Arc;
 
 impl Namespace {
@@ -144,28 +144,32 @@ impl Namespace {
         Ok(place)
     }
 
-    /// How many names of a version are links to the file with this link number.
-    pub(super) fn names_of(&self, commit: &Commit, link: u32) -> Result<u32> {
-        if let Some(links) = commit.links.get() {
-            return Ok(links.get(&link).copied().unwrap_or(1));
-        }
-        let mut links: HashMap<u32, u32> = HashMap::new();
-        let mut pending = vec![commit.numbered.version.tree];
-        while let Some(id) = pending.pop() {
+    /// The paths in a version that are links to the file with this link number.
+    pub(super) fn names_of<'a>(&self, commit: &'a Commit, link: u32) -> Result<&'a [Vec<Vec<u8>>]> {
+        let links = match commit.links.get() {
+            Some(links) => links,
+            None => {
+                let found = self.find_links(commit.numbered.version.tree)?;
+                commit.links.get_or_init(|| found)
+            }
+        };
+        Ok(links.get(&link).map_or(&[], Vec::as_slice))
+    }
+
+    fn find_links(&self, tree: NodeId) -> Result<Links> {
+        let mut links = Links::new();
+        let mut pending = vec![(Vec::new(), tree)];
+        while let Some((at, id)) = pending.pop() {
             for e in self.store.tree(&id)?.entries() {
+                let path = || at.iter().chain([&e.name]).cloned().collect();
                 match &e.kind {
-                    EntryKind::File { link, .. } if *link > 0 => *links.entry(*link).or_default() += 1,
-                    EntryKind::Dir { tree, .. } => pending.push(*tree),
+                    EntryKind::File { link, .. } if *link > 0 => links.entry(*link).or_default().push(path()),
+                    EntryKind::Dir { tree, .. } => pending.push((path(), *tree)),
                     EntryKind::File { .. } | EntryKind::Symlink(_) => {}
                 }
             }
         }
-        Ok(commit
-            .links
-            .get_or_init(|| links)
-            .get(&link)
-            .copied()
-            .unwrap_or(1))
+        Ok(links)
     }
 }
 

@@ -10,8 +10,6 @@ use std::collections::BTreeMap;
 
 /// Packs below this are worth being made one.
 const SMALL: u64 = 64 << 20;
-/// A pack is given up when at least one part in so many of it does not count any more.
-const DEAD: u64 = 8;
 
 impl Repack<'_> {
     /// Gives up packs; when it is to `stop`, only those of which nothing counts.
@@ -25,7 +23,21 @@ impl Repack<'_> {
         let held = self.parts.packs.hold(&abandoned)?;
         self.report.abandoned = held.packs().len() as u64;
         self.publish(Vec::new(), held)?;
-        let mut wanted = self.wanted(stop());
+        let wanted = self.wanted(stop());
+        self.give_up(wanted, stop)?;
+        // Of what this repack wrote, some was written twice, such as chains that had to be mended: where that is much, once more.
+        let written = std::mem::take(&mut self.own);
+        let mut wasted = self.table.uses();
+        wasted.retain(|pack, used| {
+            written.contains(pack) && !self.table.keep.contains(pack) && used.is_wasteful()
+        });
+        if !stop() {
+            self.give_up(wasted, stop)?;
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self, mut wanted: BTreeMap<u32, Use>, stop: &dyn Fn() -> bool) -> Result<()> {
         while !wanted.is_empty() {
             let mut batch = Vec::new();
             let mut bytes = 0;
@@ -58,9 +70,7 @@ impl Repack<'_> {
         });
         let small = uses.values().filter(|u| u.published < SMALL).count() + self.own.len();
         uses.retain(|_, used| {
-            let dead = used.published.saturating_sub(used.live);
-            used.live == 0
-                || !only_empty && (dead * DEAD >= used.published || used.published < SMALL && small > 1)
+            used.live == 0 || !only_empty && (used.is_wasteful() || used.published < SMALL && small > 1)
         });
         uses
     }

@@ -24,6 +24,9 @@ pub(super) struct Row {
     pub(super) step: u8,
 }
 
+/// A pack is given up when at least one part in so many of it does not count any more.
+const DEAD: u64 = 8;
+
 /// What is in a pack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
@@ -31,6 +34,13 @@ pub(super) struct Use {
     pub(super) published: u64,
     /// Bytes of those that count.
     pub(super) live: u64,
+}
+
+impl Use {
+    /// Whether so little of the pack counts that it is worth being given up.
+    pub(super) fn is_wasteful(&self) -> bool {
+        self.published.saturating_sub(self.live) * DEAD >= self.published
+    }
 }
 
 /// All nodes, found by id.

@@ -199,6 +199,17 @@ impl Staging {
         owner.unwrap_or_else(mounter)
     }
 
+    /// How many of these paths of a version were removed from the entry at `path`, which is served from it.
+    pub fn removed(&self, path: &names::Path, names: &[Vec<Vec<u8>>]) -> u32 {
+        let g = self.lock();
+        let mark = key_of(path).and_then(|key| self.mark_of(&g, &key).ok().flatten());
+        let Some(origin) = mark.as_deref().and_then(Mark::origin) else {
+            return 0;
+        };
+        let inside = |n: &&Vec<Vec<u8>>| n.first() == Some(&origin.name) && origin.lacks(&n[1..]);
+        names.iter().filter(inside).count() as u32
+    }
+
     fn in_version(&self, origin: &marks::Origin, rel: &names::Path) -> Result<Located> {
         let path = [std::slice::from_ref(&origin.name), rel].concat();
         if origin.lacks(rel) {

@@ -281,6 +281,31 @@ fn what_has_no_room_for_its_chain_is_stored_without_a_base() {
 }
 
 #[test]
+fn what_was_copied_before_it_was_mended_does_not_stay() {
+    let f = Fixture::new();
+    let files = series(&f, &[3000], 20);
+    let mut r = request(&f.write("x", b"x"));
+    r.branch = "side".into();
+    f.store.commit(&r).unwrap();
+    // Every delta says that its base has none: true of the first only.
+    publish_again(&f.store, |mut meta, id| {
+        meta.delta.as_mut()?.depth = 1;
+        Some((meta, f.store.0.parts.packs.get(id).unwrap().payload.into()))
+    });
+    let store = again(&f);
+    let side = RepackRequest {
+        branch: Some("side".into()),
+        ..RepackRequest::default()
+    };
+    store.repack(&side).unwrap();
+    chains_hold(&store);
+    all_read(&store, &files, "repacked");
+    let stats = store.stats().unwrap();
+    assert!(stats.superseded * 8 < stats.packs, "{stats:?}");
+    assert_eq!(store.repack(&side).unwrap().moved, 0);
+}
+
+#[test]
 fn of_two_commits_of_the_same_the_chains_fit() {
     let f = Fixture::new();
     let files = series(&f, &[50_000], 4);
