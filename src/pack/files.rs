@@ -116,14 +116,33 @@ impl PackFiles {
         range: &PackRange,
         f: &mut dyn FnMut(NodeId, Place, Meta) -> Result<()>,
     ) -> Result<Option<(u64, Error)>> {
+        let mut first = None;
+        self.scan_all(range, f, &mut |at, e| {
+            first.get_or_insert((at, e));
+            None
+        })?;
+        Ok(first)
+    }
+
+    /// As `scan`, but hands `damaged` the place of what does not fit, and why. It may know how long that is; else the next whole
+    /// header is looked for.
+    pub(super) fn scan_all(
+        &self,
+        range: &PackRange,
+        f: &mut dyn FnMut(NodeId, Place, Meta) -> Result<()>,
+        damaged: &mut dyn FnMut(u64, Error) -> Option<u32>,
+    ) -> Result<()> {
         let file = match self.file(range.pack) {
             Ok(file) => file,
             Err(e) if e.kind() == Kind::Unsupported => return Err(e),
-            Err(e) => return Ok(Some((range.from, e))),
+            Err(e) => {
+                damaged(range.from, e);
+                return Ok(());
+            }
         };
         let end = range.to.min(file.len()?);
         let mut window = Window::new(file, end);
-        let mut damage = None;
+        let mut whole = true;
         let (mut at, mut count) = (range.from, 0u32);
         while at < end {
             match step(&mut window, range.pack, at) {
@@ -133,18 +152,24 @@ impl PackFiles {
                     at += u64::from(place.len);
                 }
                 Err(e) => {
-                    damage.get_or_insert((at, e));
-                    at = window.find_record(at + 1)?;
+                    whole = false;
+                    at = match damaged(at, e) {
+                        Some(len) => at + u64::from(len),
+                        None => window.find_record(at + 1)?,
+                    };
                 }
             }
         }
-        if damage.is_none() && count != range.count {
-            damage = Some((
-                at,
-                Error::damage(format!("{count} records where {} were published", range.count)),
-            ));
+        if whole && count != range.count {
+            let text = format!("{count} records where {} were published", range.count);
+            damaged(at, Error::damage(text));
         }
-        Ok(damage)
+        Ok(())
+    }
+
+    /// The bytes at a place, whatever they are; fewer where the pack ends before.
+    pub(super) fn raw(&self, place: &Place) -> Result<Vec<u8>> {
+        self.file(place.pack)?.read_vec(place.offset, place.len as usize)
     }
 }
 

@@ -39,7 +39,7 @@ use index::Index;
 use journal::Journal;
 use parking_lot::{Condvar, Mutex};
 use parse::{Pos, StoreId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -427,22 +427,59 @@ impl Packs {
         self.files.node(id, place)
     }
 
-    /// Reads every record of a finished range and hands `damaged` what fails its checksums.
-    pub fn check(&self, range: &PackRange, damaged: &mut dyn FnMut(Error)) {
+    /// Reads every record of a finished range and hands `damaged` what fails its checksums, with its id if that can be told. Records
+    /// that are `replaced`, of which the length is told by their offset, are left out.
+    pub fn check(
+        &self,
+        range: &PackRange,
+        replaced: &BTreeMap<u64, u32>,
+        damaged: &mut dyn FnMut(Option<NodeId>, Error),
+    ) {
         let mut found = Vec::new();
-        let checked = self.scan_lossy(range, &mut |id, place, _| {
-            if let Err(e) = self.files.node(&id, &place) {
-                found.push(e);
-            }
-            Ok(())
-        });
-        match checked {
-            Ok(None) => {}
-            Ok(Some(e)) | Err(e) => found.push(e),
+        let mut broken = Vec::new();
+        let within = replaced.range(range.from..range.to).count() as u64;
+        let checked = self.files.scan_all(
+            range,
+            &mut |id, place, _| {
+                if !replaced.contains_key(&place.offset)
+                    && let Err(e) = self.files.node(&id, &place)
+                {
+                    found.push((Some(id), e));
+                }
+                Ok(())
+            },
+            &mut |at, e| {
+                let known = replaced.get(&at).copied();
+                if known.is_none() {
+                    broken.push((None, e.context(format!("pack {:08x} at {at}", range.pack))));
+                }
+                known
+            },
+        );
+        // Of a pack that is missing all records are somewhere else.
+        if within < u64::from(range.count) {
+            found.append(&mut broken);
         }
+        found.extend(checked.err().map(|e| (None, e)));
         if !found.is_empty() && !self.is_gone(range.pack) {
-            found.into_iter().for_each(damaged);
+            found.into_iter().for_each(|(id, e)| damaged(id, e));
         }
+    }
+
+    /// Where a node lies, as far as the index knows: also where it was published before.
+    pub fn places(&self, id: &NodeId) -> Result<Vec<Place>> {
+        let mut all: Vec<Place> = self.lookup(id)?.into_iter().collect();
+        for place in self.index.all(id) {
+            if !all.contains(&place) {
+                all.push(place);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The bytes at a place, whatever they are: fewer, or none, where the pack ends before or is missing.
+    pub fn raw_at(&self, place: &Place) -> Vec<u8> {
+        self.files.raw(place).unwrap_or_default()
     }
 
     /// Writes the index anew from the published parts of the packs, reading nothing of the old one.

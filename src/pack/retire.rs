@@ -71,6 +71,28 @@ impl Packs {
         Ok(held)
     }
 
+    /// Takes off a pack what lies beyond `end`, if no writer has it: what one that was killed left behind what it had published
+    /// before. As far as is `known` that ends here; `end` is asked once the pack is held. Whether there was anything.
+    pub fn cut_tail(&self, pack: u32, known: u64, end: impl FnOnce() -> Option<u64>) -> Result<bool> {
+        if self.disk.open(&self.path_of(pack), false)?.len()? <= known {
+            return Ok(false);
+        }
+        let held = self.hold(&[pack])?;
+        if held.packs().is_empty() {
+            return Ok(false);
+        }
+        self.refresh()?;
+        let Some(end) = end().filter(|_| !self.is_retired(pack)) else {
+            return Ok(false);
+        };
+        let file = self.disk.open(&self.path_of(pack), true)?;
+        if file.len()? <= end {
+            return Ok(false);
+        }
+        file.truncate(end)?;
+        Ok(true)
+    }
+
     /// Packs of which nothing was published, as far as is known here: new ones, and those of writers that died.
     pub fn unpublished(&self) -> Result<Vec<u32>> {
         let published = self.published.lock();

@@ -23,6 +23,7 @@ impl Repack<'_> {
         let held = self.parts.packs.hold(&abandoned)?;
         self.report.abandoned = held.packs().len() as u64;
         self.publish(Vec::new(), held)?;
+        self.cut_tails()?;
         let wanted = self.wanted(stop());
         self.give_up(wanted, stop)?;
         // Of what this repack wrote, some was written twice, such as chains that had to be mended: where that is much, once more.
@@ -33,6 +34,30 @@ impl Repack<'_> {
         });
         if !stop() {
             self.give_up(wasted, stop)?;
+        }
+        Ok(())
+    }
+
+    /// Takes off packs what killed writers left behind what they had published.
+    fn cut_tails(&mut self) -> Result<()> {
+        let history = &self.parts.history;
+        let ends = || {
+            let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
+            for range in history.ranges() {
+                let end = ends.entry(range.pack).or_default();
+                *end = range.to.max(*end);
+            }
+            ends
+        };
+        for (pack, known) in ends() {
+            match self
+                .parts
+                .packs
+                .cut_tail(pack, known, || ends().get(&pack).copied())
+            {
+                Ok(cut) => self.report.abandoned += u64::from(cut),
+                Err(e) => log::warn!("pack {pack:08x} is left as it is: {e}"),
+            }
         }
         Ok(())
     }

@@ -69,7 +69,7 @@ pub struct Repacked {
     pub packs_before: u64,
     /// Packs after.
     pub packs_after: u64,
-    /// Packs given up in which interrupted commits left something, and nothing else is.
+    /// Packs given up, or cut, in which interrupted commits and pulls left something that nobody needs.
     pub abandoned: u64,
     /// Packs that would have been given up, if nobody were writing to them.
     pub busy: u64,

@@ -41,3 +41,27 @@ fn what_writers_left_that_died_is_given_back() {
     let path = f.write("model.safetensors", &files[0]);
     store.commit(&request(&path)).unwrap();
 }
+
+#[test]
+fn what_lies_behind_what_was_published_is_cut_off() {
+    let f = Fixture::new();
+    let files = series(&f, &[3000], 3);
+    again(&f).repack(&RepackRequest::default()).unwrap();
+    let pack = fs::read_dir(f.store.dir().join("packs"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    let good = fs::read(&pack).unwrap();
+    fs::write(&pack, [&good[..], &[7; 5000]].concat()).unwrap();
+    // Not while somebody writes there.
+    let lock = crate::disk::RealDisk.lock(&pack, false).unwrap();
+    again(&f).repack(&RepackRequest::default()).unwrap();
+    assert_eq!(fs::metadata(&pack).unwrap().len(), good.len() as u64 + 5000);
+    drop(lock);
+    let done = again(&f).repack(&RepackRequest::default()).unwrap();
+    assert_eq!((done.abandoned, done.moved, done.busy), (1, 0, 0));
+    assert!(fs::read(&pack).unwrap() == good);
+    all_read(&again(&f), &files, "cut");
+}
