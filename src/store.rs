@@ -4,21 +4,27 @@ mod diff;
 mod export;
 mod file;
 mod object;
+mod peer;
 mod stats;
 mod whole;
 
+pub use crate::commit::{Added, Adopt, Broken, Import, ImportedFile, RawNode};
 pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Progress, PutObject};
 pub use crate::commit::{RepackProgress, RepackRequest, Repacked};
 pub use crate::disk::take_dir;
 pub use crate::format::is_distributed_part;
-pub use crate::graph::{Entry, EntryKind, MAIN, Numbered, Object, Timestamp, Tree, check_name};
+pub use crate::graph::{
+    Entry, EntryKind, Follow, MAIN, NodeKind, Numbered, Object, Timestamp, Tree, Version, check_name,
+};
 pub use crate::id::{FileHash, NodeId, ObjectId, VersionId};
-pub use crate::object::{ObjectManifest, Proof, Width};
+pub use crate::object::{Block, Fold, ObjectManifest, Place, Proof, Width};
+pub use crate::object::{Record as ObjectRecord, Records as ObjectRecords, Source as ObjectSource};
 pub use crate::rebuild::{Counters, Slice};
 pub use crate::verify::{Damage, Report};
 pub use diff::{Diff, TensorDiff};
 pub use file::{FileView, TensorInfo, TensorPaths, View};
 pub use object::ObjectFile;
+pub use peer::{manifest_id, tree_id};
 pub use stats::{BranchStats, CodecStats, Stats};
 pub use whole::{FileKey, Home, Warmed, Whole, WholeFiles, disk_is_full, hash_file};
 
@@ -27,11 +33,12 @@ use crate::commit::{self, Parts};
 use crate::disk::{Disk, RealDisk};
 use crate::error::{Error, Kind, Result};
 use crate::format;
-use crate::graph::{Change, LiveHistory, NodeKind, Record};
+use crate::graph::{Change, LiveHistory, Record};
 use crate::pack::Packs;
 use crate::rebuild::{NodeSource, Rebuilder, StoredFile};
 use crate::verify::Verifier;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -153,9 +160,7 @@ impl Store {
 
     /// A branch's newest version, or the one it was forked off.
     pub fn latest(&self, branch: &str) -> Option<Arc<Numbered>> {
-        let history = self.0.parts.history.read();
-        let head = history.branch(branch).ok()?.head()?;
-        history.version(&head).cloned()
+        self.0.parts.history.read().latest(branch).ok()
     }
 
     /// All tags and what they name, sorted.
@@ -364,11 +369,15 @@ impl Store {
         *report = v.report;
     }
 
-    /// Checks every record in the packs against its checksums, whatever version it belongs to, and adds what is damaged.
+    /// Checks every record in the packs against its checksums, whatever version it belongs to, and adds what is damaged. What a repair
+    /// has replaced is not.
     pub fn verify_packs(&self, report: &mut Report) {
+        let replaced = commit::replaced(&self.0.parts);
+        let none = BTreeMap::new();
         for range in self.0.parts.history.ranges() {
             let damage = &mut report.damage;
-            self.0.parts.packs.check(&range, &mut |e| {
+            let known = replaced.get(&range.pack).unwrap_or(&none);
+            self.0.parts.packs.check(&range, known, &mut |_, e| {
                 damage.push(Damage {
                     why: e.to_string(),
                     ..Damage::default()
@@ -470,4 +479,4 @@ fn probe(path: &Path) -> Result<Probe> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

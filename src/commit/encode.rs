@@ -76,15 +76,16 @@ impl Pending {
         self.packs.contains(id)
     }
 
-    fn append(&self, kind: NodeKind, id: &NodeId, meta: &NodeMeta, payload: &[u8]) -> Result<()> {
+    /// Appends a node unless it is there; the bytes that its record takes.
+    pub(super) fn append(&self, kind: NodeKind, id: &NodeId, meta: &NodeMeta, payload: &[u8]) -> Result<u32> {
         let mut writer = self.writer.lock();
         let writer = writer
             .as_mut()
             .ok_or_else(|| Error::new(Kind::Io, "the commit is over"))?;
-        if !writer.contains(id) {
-            writer.append(kind as u8, id, &meta.encode(), payload)?;
+        match writer.contains(id) {
+            true => Ok(0),
+            false => writer.append(kind as u8, id, &meta.encode(), payload),
         }
-        Ok(())
     }
 }
 
@@ -200,7 +201,7 @@ impl Encoder {
         let alone = Against::default();
         let (against, at_hand) = if known { (&alone, None) } else { (against, at_hand) };
         let (meta, payload) = self.best_with(kind, raw, number, against, at_hand)?;
-        self.source.append(kind, &id, &meta, &payload)
+        self.source.append(kind, &id, &meta, &payload).map(|_| ())
     }
 
     /// Whether a node that is there reads back as these bytes. One that does not is appended again: a commit must not be

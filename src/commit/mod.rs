@@ -7,9 +7,11 @@
 //! changed meanwhile (docs/FORMAT.md, "What a commit proves").
 
 mod base;
+mod broken;
 mod chain;
 mod encode;
 mod file;
+mod import;
 mod index;
 mod known;
 mod listing;
@@ -21,6 +23,8 @@ mod similar;
 mod stamp;
 mod walk;
 
+pub use broken::{Broken, broken, quarantine, replaced};
+pub use import::{Added, Adopt, Import, ImportedFile, RawNode};
 pub use object::{PutObject, put_object};
 pub use repack::{RepackProgress, RepackRequest, Repacked, repack};
 

@@ -30,7 +30,7 @@ impl Branch {
         self.versions.last().map(|v| v.id).or(self.from)
     }
 
-    fn next_number(&self) -> u64 {
+    pub(super) fn next_number(&self) -> u64 {
         self.versions.last().map_or(1, |v| v.number + 1)
     }
 }
@@ -104,15 +104,15 @@ impl History {
                 });
                 b.len = b.len.saturating_add(v.version.len);
                 b.versions.push(v.clone());
-                self.by_id.insert(id, v);
+                // One that a peer's branch brought here before keeps its first place.
+                self.by_id.entry(id).or_insert(v);
             }
             Change::Branch { name, from } => {
-                // One that is there keeps its versions, whatever the journal says.
-                let fresh = Branch {
-                    from,
-                    ..Branch::default()
-                };
-                self.branches.entry(name).or_insert(fresh);
+                // One that has a head keeps it, whatever the journal says.
+                let branch = self.branches.entry(name).or_default();
+                if branch.head().is_none() {
+                    branch.from = from;
+                }
             }
             Change::Tag { name, version } => {
                 self.tags.insert(name, version);
@@ -204,11 +204,15 @@ impl History {
         }
     }
 
-    fn latest(&self, branch: &str) -> Result<Arc<Numbered>> {
-        let head = self.branch(branch)?.head();
-        head.and_then(|id| self.version(&id))
-            .cloned()
-            .ok_or_else(|| Error::new(Kind::NotFound, format!("branch {branch:?} has no version yet")))
+    /// A branch's newest version, or the one it was forked off.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn latest(&self, branch: &str) -> Result<Arc<Numbered>> {
+        let b = self.branch(branch)?;
+        let forked = || self.version(&b.from?);
+        let found = b.versions.last().or_else(forked).cloned();
+        found.ok_or_else(|| Error::new(Kind::NotFound, format!("branch {branch:?} has no version yet")))
     }
 
     /// The change that commits `version` as the next of a branch, with its parent set, its id and its number.

@@ -1,5 +1,6 @@
 //! Versions, branches, tags and trees: what was committed, by whom it is followed, and how it is named.
 
+mod adopt;
 mod history;
 mod ledger;
 mod manifest;
@@ -9,6 +10,7 @@ mod record;
 mod tree;
 mod version;
 
+pub use adopt::{Adopted, Follow};
 pub use history::{Branch, History, MAIN, Object, now};
 pub use ledger::LiveHistory;
 pub use manifest::{Manifest, Shape};

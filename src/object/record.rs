@@ -100,6 +100,19 @@ impl Record {
         };
     }
 
+    /// Reads records that follow one another, each with its id.
+    ///
+    /// # Errors
+    /// As of [`Record::decode`].
+    pub fn decode_all(width: Width, bytes: &[u8]) -> Result<Vec<(RecordId, Self)>> {
+        let mut reader = Reader::new(bytes, "records");
+        let mut all = Vec::new();
+        while reader.remaining() > 0 {
+            all.push(Record::decode(width, &mut reader)?);
+        }
+        Ok(all)
+    }
+
     /// Takes one record off the front.
     ///
     /// # Errors

@@ -104,8 +104,9 @@ impl Records {
     /// Damage, as of [`Record::decode`] and [`Records::add`].
     pub fn decode(width: Width, reader: &mut Reader<'_>) -> Result<Self> {
         let mut out = Records::new(width);
-        while reader.remaining() > 0 {
-            out.add(Record::decode(width, reader)?.1)?;
+        let bytes = reader.raw(reader.remaining())?;
+        for (_, record) in Record::decode_all(width, bytes)? {
+            out.add(record)?;
         }
         Ok(out)
     }

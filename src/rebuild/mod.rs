@@ -288,6 +288,12 @@ impl Rebuilder {
         Ok((Arc::new(raw), true))
     }
 
+    /// Puts a chunk into the cache whose bytes were found to be right.
+    pub fn keep(&self, id: NodeId, raw: Vec<u8>) {
+        let len = raw.len() as u64;
+        self.cache.lock().put(id, Arc::new(raw), len);
+    }
+
     /// Bytes in the cache.
     pub fn cached_bytes(&self) -> u64 {
         self.cache.lock().used()

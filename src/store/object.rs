@@ -22,6 +22,25 @@ pub struct ObjectFile {
 }
 
 impl ObjectFile {
+    pub(super) fn new(manifest: ObjectManifest, file: Arc<FileView>) -> Self {
+        ObjectFile {
+            manifest,
+            file,
+            fold: OnceLock::new(),
+        }
+    }
+
+    /// Its fold, made when it is asked for first.
+    pub(super) fn fold_with(&self, make: impl FnOnce() -> Result<Fold>) -> Result<&Fold> {
+        match self.fold.get() {
+            Some(fold) => Ok(fold),
+            None => {
+                let fold = make()?;
+                Ok(self.fold.get_or_init(|| fold))
+            }
+        }
+    }
+
     /// Its id.
     pub fn id(&self) -> ObjectId {
         self.manifest.id()
@@ -86,13 +105,7 @@ impl Store {
             let EntryKind::File { hash, len, .. } = self.entry(&version, path.as_bytes())?.kind else {
                 return Err(Error::new(Kind::Usage, format!("{name} is no regular file")));
             };
-            let file = self.file(&hash, len)?;
-            let fold = self.fold(&file, &hash)?;
-            return Ok(ObjectFile {
-                manifest: fold.manifest(hash),
-                file,
-                fold: fold.into(),
-            });
+            return self.file_object(&hash, len);
         }
         let object = self.0.parts.history.read().object_by_prefix(name)?.cloned();
         let missing = || {
@@ -101,13 +114,7 @@ impl Store {
             );
             Error::new(Kind::NotFound, why)
         };
-        let manifest = object.ok_or_else(missing)?.manifest.clone();
-        let file = self.file(&manifest.hash, manifest.len)?;
-        Ok(ObjectFile {
-            manifest,
-            file,
-            fold: OnceLock::new(),
-        })
+        self.object_file(&object.ok_or_else(missing)?.manifest)
     }
 
     /// Proves a range of an object.
@@ -122,18 +129,12 @@ impl Store {
             );
             return Err(Error::new(Kind::Limit, why));
         }
-        let fold = match object.fold.get() {
-            Some(fold) => fold,
-            None => {
-                let fold = self.fold(&object.file, &object.manifest.hash)?;
-                object.fold.get_or_init(|| fold)
-            }
-        };
+        let fold = self.fold_of(object)?;
         Proof::of(&object.manifest, fold, &*object.file, range)
     }
 
     /// The ids of an object's larger trees: kept ones, or computed from its bytes, and kept.
-    fn fold(&self, file: &FileView, hash: &FileHash) -> Result<Fold> {
+    pub(super) fn fold(&self, file: &FileView, hash: &FileHash) -> Result<Fold> {
         let path = self.fold_path(hash, file.len());
         if let Ok(bytes) = std::fs::read(&path) {
             match Fold::decode(&bytes, *hash, file) {
@@ -162,7 +163,7 @@ const MOST_PROVED: u64 = 64 << 20;
 const WORTH_KEEPING: u64 = 1 << 20;
 
 /// Puts a file in its place in one step. It is not made durable: it says itself whether it is whole.
-fn keep(path: &std::path::Path, bytes: &[u8]) -> std::io::Result<()> {
+pub(super) fn keep(path: &std::path::Path, bytes: &[u8]) -> std::io::Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
     }

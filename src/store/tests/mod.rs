@@ -20,48 +20,48 @@ use std::collections::HashMap;
 use std::fs;
 
 /// A store of its own in a directory that goes with it.
-pub(super) struct Fixture {
-    pub(super) dir: tempfile::TempDir,
-    pub(super) store: Store,
+pub(crate) struct Fixture {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) store: Store,
 }
 
 impl Fixture {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open_or_init(&dir.path().join("store"), &options()).unwrap();
         Fixture { dir, store }
     }
 
     /// A path beside the store.
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, bytes).unwrap();
         path
     }
 
-    pub(super) fn commit(&self, path: &Path) -> Committed {
+    pub(crate) fn commit(&self, path: &Path) -> Committed {
         self.store.commit(&request(path)).unwrap()
     }
 
     /// The whole of a committed file.
-    pub(super) fn read(&self, rev: &str, path: &str) -> Vec<u8> {
+    pub(crate) fn read(&self, rev: &str, path: &str) -> Vec<u8> {
         read(&self.store, rev, path).unwrap()
     }
 }
 
-pub(super) fn options() -> Options {
+pub(crate) fn options() -> Options {
     Options {
         memory: 8 << 20,
         threads: 2,
     }
 }
 
-pub(super) fn request(path: &Path) -> CommitRequest {
+pub(crate) fn request(path: &Path) -> CommitRequest {
     let name = std::os::unix::ffi::OsStrExt::as_bytes(path.file_name().unwrap()).to_vec();
     CommitRequest {
         branch: "main".into(),
@@ -70,7 +70,7 @@ pub(super) fn request(path: &Path) -> CommitRequest {
     }
 }
 
-pub(super) fn read(store: &Store, rev: &str, path: &str) -> Result<Vec<u8>> {
+pub(crate) fn read(store: &Store, rev: &str, path: &str) -> Result<Vec<u8>> {
     let version = store.resolve(rev)?;
     let EntryKind::File { hash, len, .. } = store.entry(&version, path.as_bytes())?.kind else {
         panic!("no file")
@@ -86,29 +86,29 @@ pub(super) fn read(store: &Store, rev: &str, path: &str) -> Result<Vec<u8>> {
 }
 
 /// Pseudo-random numbers, the same each time (xorshift64*, Vigna 2016).
-pub(super) struct Noise(pub(super) u64);
+pub(crate) struct Noise(pub(crate) u64);
 
 impl Noise {
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    pub(super) fn bytes(&mut self, n: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, n: usize) -> Vec<u8> {
         (0..n).map(|_| self.next() as u8).collect()
     }
 }
 
 /// A model that drifts: bf16 weights of which some move by one ulp a step.
-pub(super) struct Model {
+pub(crate) struct Model {
     noise: Noise,
     tensors: Vec<(String, Vec<u16>)>,
 }
 
 impl Model {
-    pub(super) fn new(sizes: &[usize]) -> Self {
+    pub(crate) fn new(sizes: &[usize]) -> Self {
         let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
         let mut weight = |_| 0x3c00 + (noise.next() % 0x200) as u16 + ((noise.next() & 1) as u16) * 0x8000;
         let tensors = sizes
@@ -119,7 +119,7 @@ impl Model {
         Model { noise, tensors }
     }
 
-    pub(super) fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         for (_, t) in &mut self.tensors {
             for w in t {
                 if self.noise.next().is_multiple_of(20) {
@@ -130,7 +130,7 @@ impl Model {
     }
 
     /// The model as a safetensors file.
-    pub(super) fn safetensors(&self, step: u32) -> Vec<u8> {
+    pub(crate) fn safetensors(&self, step: u32) -> Vec<u8> {
         let mut header = format!("{{\"__metadata__\":{{\"step\":\"{step:06}\"}}");
         let (mut data, mut at) = (Vec::new(), 0);
         for (name, t) in &self.tensors {
@@ -168,7 +168,7 @@ pub(super) fn chunks(store: &Store) -> HashMap<NodeId, (NodeMeta, u32)> {
 }
 
 /// Every record says what its chain takes, or more; the greatest depth.
-pub(super) fn chains_hold(store: &Store) -> u8 {
+pub(crate) fn chains_hold(store: &Store) -> u8 {
     let all = chunks(store);
     let mut deepest = 0;
     for (id, (meta, len)) in &all {

@@ -1,0 +1,516 @@
+//! Import: nodes, versions and objects that were made in another store become part of this one.
+//!
+//! Nothing is believed. A node is appended only once its bytes were rebuilt and have the hash that names it, a manifest only
+//! once its file has its SHA-256 and is split as its layout says, and versions and objects are published, all at once, only if
+//! everything in them is here. What a record says of its chain is computed anew, for bases may be stored in another way here.
+
+use super::encode::{Against, Encoder};
+use super::stamp::{Load, restamped};
+use super::{Parts, Stored};
+use crate::codec;
+use crate::error::{Error, Kind, Result};
+use crate::format::{Format, Layout, Source, SpanCrc, Split, crc_spans, split};
+use crate::graph::{Adopted, Change, EntryKind, Manifest, NodeKind, NodeMeta, Shape, Tree, Version, now};
+use crate::id::{FileHash, FileHasher, NodeId, VersionId};
+use crate::object::{Fold, ObjectManifest, Width};
+use crate::pack::{Meta, Node};
+use crate::rebuild::{AHEAD, NodeSource, StoredFile};
+use crate::tensor::Number;
+use ::bytes::Bytes;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A payload may be larger than what it stands for by this, which no codec needs.
+const SLACK: usize = 64;
+/// Bytes read at once to prove a file.
+const STEP: usize = 1 << 20;
+
+/// A node as another store has it: a record's kind, meta and payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawNode {
+    /// The kind's number.
+    pub kind: u8,
+    /// What the record says of its encoding.
+    pub meta: Vec<u8>,
+    /// The encoded bytes.
+    pub payload: Bytes,
+}
+
+/// What became of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Added {
+    /// It was right, and is kept.
+    Kept,
+    /// It cannot be decoded without these nodes, which are not here. It was not kept.
+    Needs(Vec<NodeId>),
+}
+
+/// A file whose manifest came from elsewhere.
+#[derive(Clone, Debug)]
+pub struct ImportedFile {
+    hash: FileHash,
+    len: u64,
+    raw: Vec<u8>,
+    manifest: Manifest,
+}
+
+impl ImportedFile {
+    /// What the file is made of, decoded but not proven.
+    ///
+    /// # Errors
+    /// Damage, if it is not the manifest of a file of such a length.
+    pub fn new(hash: FileHash, len: u64, node: &RawNode) -> Result<Self> {
+        let (meta, _) = checked(NodeKind::Manifest, node)?;
+        if meta.delta.is_some() {
+            return Err(Error::damage("a manifest is encoded against another"));
+        }
+        let mut raw = Vec::new();
+        codec::decode(
+            meta.codec,
+            meta.number,
+            &node.payload,
+            meta.raw_len as usize,
+            &mut raw,
+        )?;
+        let manifest = Manifest::decode(&raw)?;
+        Ok(ImportedFile {
+            hash,
+            len,
+            raw,
+            manifest,
+        })
+    }
+
+    /// Its layout, if it has one, and its chunks, in their order.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeKind, NodeId)> + '_ {
+        let layout = match self.manifest.shape {
+            Shape::Layout(id) => Some((NodeKind::Layout, id)),
+            Shape::Opaque(_) => None,
+        };
+        let chunks = self.manifest.chunks.iter().map(|id| (NodeKind::Chunk, *id));
+        layout.into_iter().chain(chunks)
+    }
+}
+
+/// What a branch, or an object, is to become: see [`Import::publish`].
+pub struct Adopt {
+    /// The branch.
+    pub branch: String,
+    /// What the first version follows.
+    pub base: Option<VersionId>,
+    /// The versions, oldest first, with the bytes that each added.
+    pub versions: Vec<(Version, u64)>,
+}
+
+/// An import under way. Dropped, it leaves what was saved, which nothing names.
+pub struct Import<'a> {
+    parts: &'a Parts,
+    encoder: Encoder,
+    /// Of the journal, when the encoder began.
+    repacks: u64,
+    since: u64,
+    /// Bytes appended, in all and since the last save.
+    appended: u64,
+    unsaved: u64,
+}
+
+impl<'a> Import<'a> {
+    /// An import with nothing in it.
+    ///
+    /// # Errors
+    /// What the packs report.
+    pub fn new(parts: &'a Parts) -> Result<Self> {
+        parts.packs.refresh()?;
+        Ok(Import {
+            parts,
+            repacks: parts.history.read().repacks(),
+            since: parts.packs.seq(),
+            encoder: Encoder::new(parts)?,
+            appended: 0,
+            unsaved: 0,
+        })
+    }
+
+    /// Whether a node is here, published or not.
+    ///
+    /// # Errors
+    /// What the packs report.
+    pub fn has(&self, id: &NodeId) -> Result<bool> {
+        self.encoder.source.contains(id)
+    }
+
+    /// Whether a node is here and can be rebuilt.
+    pub fn is_whole(&self, kind: NodeKind, id: &NodeId) -> bool {
+        let (rebuilder, source) = (&self.parts.rebuilder, &*self.encoder.source);
+        match kind {
+            NodeKind::Chunk => rebuilder.chunk(source, id).is_ok(),
+            kind => rebuilder.node(source, kind, id).is_ok(),
+        }
+    }
+
+    /// Stores a node again whose record is damaged, by its decoded bytes. It stands alone: its chain may lead through other damage.
+    ///
+    /// # Errors
+    /// Damage, if the bytes have not the hash that names it; what the packs report.
+    pub fn mend(&mut self, kind: NodeKind, id: NodeId, raw: &[u8]) -> Result<()> {
+        if kind.id_of(raw) != Some(id) {
+            let why = format!(
+                "what the peer sent for {} {} has another hash",
+                kind.name(),
+                id.short()
+            );
+            return Err(Error::damage(why));
+        }
+        let number = match self.encoder.meta_of(kind, &id) {
+            Ok(Some((meta, _))) => meta.number,
+            _ => Number::Bytes,
+        };
+        let (meta, payload) = self.encoder.best(kind, raw, number, &Against::default())?;
+        self.append(kind, &id, &meta, &payload)
+    }
+
+    /// Bytes appended so far.
+    pub fn appended(&self) -> u64 {
+        self.appended
+    }
+
+    /// Bytes appended since the last save.
+    pub fn unsaved(&self) -> u64 {
+        self.unsaved
+    }
+
+    /// A directory that is here.
+    ///
+    /// # Errors
+    /// Damage or `NotFound`.
+    pub fn tree(&self, id: &NodeId) -> Result<Tree> {
+        let bytes = self
+            .parts
+            .rebuilder
+            .node(&*self.encoder.source, NodeKind::Tree, id)?;
+        Tree::decode(&bytes)
+    }
+
+    /// Takes a chunk, a layout or a tree, if its bytes have the hash that names it.
+    ///
+    /// # Errors
+    /// Damage, if they have not, or if it is of another kind; what the packs report.
+    pub fn add(&mut self, kind: NodeKind, id: NodeId, node: &RawNode) -> Result<Added> {
+        let named = |e: Error| e.context(format_args!("{} {}", kind.name(), id.short()));
+        let (meta, payload_len) = checked(kind, node).map_err(named)?;
+        if kind == NodeKind::Manifest {
+            return Err(named(Error::damage("is taken with its file only")));
+        }
+        let mut loads = Vec::new();
+        let mut missing = Vec::new();
+        for base in meta.delta.iter().flat_map(|d| d.bases()) {
+            match self.has(&base)? {
+                false => missing.push(base),
+                true => {
+                    let found = self.encoder.source.meta(&base)?;
+                    if found.kind != kind as u8 {
+                        return Err(named(Error::damage("is encoded against a node of another kind")));
+                    }
+                    loads.push(Load::of(&NodeMeta::decode(kind, &found.meta)?, found.payload_len));
+                }
+            }
+        }
+        if !missing.is_empty() {
+            return Ok(Added::Needs(missing));
+        }
+        let source = With {
+            inner: &*self.encoder.source,
+            id,
+            node,
+        };
+        let raw = self.parts.rebuilder.node(&source, kind, &id)?;
+        if kind == NodeKind::Tree {
+            Tree::decode(&raw).map_err(named)?;
+        }
+        let kept = match meta.delta {
+            None => Some(meta),
+            Some(_) => restamped(&meta, payload_len, Load::together(loads)),
+        };
+        match kept {
+            Some(meta) => self.append(kind, &id, &meta, &node.payload)?,
+            // There is no room in the chain as it is here.
+            None => {
+                let (meta, payload) = self.encoder.best(kind, &raw, meta.number, &Against::default())?;
+                self.append(kind, &id, &meta, &payload)?;
+            }
+        }
+        if kind == NodeKind::Chunk {
+            self.parts.rebuilder.keep(id, raw);
+        }
+        Ok(Added::Kept)
+    }
+
+    fn append(&mut self, kind: NodeKind, id: &NodeId, meta: &NodeMeta, payload: &[u8]) -> Result<()> {
+        let len = self.encoder.source.append(kind, id, meta, payload)?;
+        self.appended += u64::from(len);
+        self.unsaved += u64::from(len);
+        Ok(())
+    }
+
+    /// Takes the manifest of a file whose layout and chunks are here, if they make up the file with this SHA-256, and its tensors
+    /// are where the layout says.
+    ///
+    /// # Errors
+    /// Damage, if not; what the packs report.
+    pub fn file(&mut self, file: &ImportedFile) -> Result<()> {
+        let stored = self.stored(file)?;
+        prove(&stored, &file.hash).map_err(|e| e.context(format_args!("file {}", file.hash.short())))?;
+        let id = Manifest::id(&file.hash, file.len);
+        let (meta, payload) =
+            self.encoder
+                .best(NodeKind::Manifest, &file.raw, Number::Bytes, &Against::default())?;
+        self.append(NodeKind::Manifest, &id, &meta, &payload)
+    }
+
+    fn stored(&self, file: &ImportedFile) -> Result<StoredFile> {
+        let (rebuilder, source) = (&self.parts.rebuilder, self.encoder.source.clone());
+        let layout = match &file.manifest.shape {
+            Shape::Opaque(lens) => Layout::opaque(lens)?,
+            Shape::Layout(id) => Layout::decode(&rebuilder.node(&*source, NodeKind::Layout, id)?)?,
+        };
+        if layout.len != file.len {
+            return Err(Error::damage(format!(
+                "the manifest of file {} is for {} bytes, not {}",
+                file.hash.short(),
+                layout.len,
+                file.len
+            )));
+        }
+        let Manifest { chunks, crcs, .. } = file.manifest.clone();
+        StoredFile::new(rebuilder, source, Arc::new(layout), chunks, crcs)
+    }
+
+    /// Makes what was taken so far durable, under no name: who is cut off need not ask for it again.
+    ///
+    /// # Errors
+    /// What the packs report.
+    pub fn save(&mut self) -> Result<()> {
+        let stored = self.finish()?;
+        if stored.len() > 0 {
+            stored.publish(self.parts, |_, _| Ok((Vec::new(), ())))?;
+        }
+        *self = Import {
+            appended: self.appended,
+            ..Import::new(self.parts)?
+        };
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<Stored> {
+        Ok(Stored {
+            ranges: vec![self.encoder.finish()?],
+            repacks: self.repacks,
+            since: self.since,
+        })
+    }
+
+    /// Publishes versions at the end of branches, tags on them, and objects: all at once, or nothing.
+    ///
+    /// # Errors
+    /// Damage, if anything in them is missing or contradicts itself; `Refused` if a branch has got another head meanwhile.
+    pub fn publish(
+        self,
+        adopt: Vec<Adopt>,
+        tags: Vec<(String, VersionId)>,
+        objects: Vec<ObjectManifest>,
+    ) -> Result<()> {
+        let mut lines = Vec::new();
+        let mut seen = HashMap::new();
+        for Adopt {
+            branch,
+            base,
+            versions,
+        } in adopt
+        {
+            let mut all = Vec::new();
+            for (version, stored) in versions {
+                let files = self.whole(&version, &mut seen)?;
+                all.push(Adopted {
+                    version,
+                    files,
+                    stored,
+                });
+            }
+            lines.push((branch, base, all));
+        }
+        for object in &objects {
+            self.object(object)?;
+        }
+        let build = move |history: &crate::graph::History, _: u64| {
+            let mut history = history.clone();
+            let mut changes = Vec::new();
+            for (branch, base, all) in &lines {
+                let made = history.adopt(branch, *base, all.clone())?;
+                let record = crate::graph::Record { changes: made };
+                history.apply(&record.encode())?;
+                changes.extend(record.changes);
+            }
+            for (name, version) in &tags {
+                changes.push(history.new_tag(name, *version, false)?);
+            }
+            for manifest in &objects {
+                if !history.objects().contains_key(&manifest.id()) {
+                    changes.push(Change::Object {
+                        manifest: manifest.clone(),
+                        time: now(),
+                    });
+                }
+            }
+            Ok((changes, ()))
+        };
+        let stored = self.finish()?;
+        stored.publish(self.parts, build).map(|_| ())
+    }
+
+    /// Whether everything in a version is here and says the same; how many files it has. `seen` holds the directories that were
+    /// looked at: their bytes and files.
+    fn whole(&self, version: &Version, seen: &mut HashMap<NodeId, (u64, u64)>) -> Result<u64> {
+        let name = |e: Error| e.context(format_args!("version {}", version.id().short()));
+        let mut links = HashMap::new();
+        let (len, files) = self.directory(&version.tree, seen, &mut links, 0).map_err(name)?;
+        match len == version.len {
+            true => Ok(files),
+            false => Err(name(Error::damage("has another size than its files"))),
+        }
+    }
+
+    fn directory(
+        &self,
+        id: &NodeId,
+        seen: &mut HashMap<NodeId, (u64, u64)>,
+        links: &mut HashMap<u32, (FileHash, u64)>,
+        depth: usize,
+    ) -> Result<(u64, u64)> {
+        if let Some(known) = seen.get(id) {
+            return Ok(*known);
+        }
+        if depth > MAX_TREE_DEPTH {
+            return Err(Error::new(Kind::Limit, "directories are nested too deep"));
+        }
+        let tree = self.tree(id)?;
+        let (mut files, linked) = (0, links.len());
+        for entry in tree.entries() {
+            let path = |e: Error| e.context(String::from_utf8_lossy(&entry.name).into_owned());
+            match &entry.kind {
+                EntryKind::File { hash, len, link } => {
+                    files += 1;
+                    if !self.has(&Manifest::id(hash, *len))? {
+                        return Err(path(Error::damage("is not here")));
+                    }
+                    if *link > 0 && *links.entry(*link).or_insert((*hash, *len)) != (*hash, *len) {
+                        return Err(path(Error::damage("hard links differ")));
+                    }
+                }
+                EntryKind::Dir { tree, len } => {
+                    let (real, more) = self.directory(tree, seen, links, depth + 1).map_err(path)?;
+                    if real != *len {
+                        return Err(path(Error::damage("has another size than its files")));
+                    }
+                    files += more;
+                }
+                EntryKind::Symlink(_) => {}
+            }
+        }
+        // Where there are hard links, what one directory says must agree with others of the same version.
+        if links.len() == linked {
+            seen.insert(*id, (tree.len(), files));
+        }
+        Ok((tree.len(), files))
+    }
+
+    /// Whether an object's bytes are here, and have the roots that its manifest says.
+    fn object(&self, object: &ObjectManifest) -> Result<()> {
+        let (rebuilder, source) = (&self.parts.rebuilder, self.encoder.source.clone());
+        let file = StoredFile::load(rebuilder, source, &object.hash, object.len)?;
+        let fold = Fold::of(&file, Width::FULL, self.parts.threads)?;
+        match fold.manifest(object.hash) == *object {
+            true => Ok(()),
+            false => Err(Error::damage(format!(
+                "object {} has other roots than its manifest",
+                object.id().short()
+            ))),
+        }
+    }
+}
+
+/// Directories within one another, at most: as deep as a path can be.
+const MAX_TREE_DEPTH: usize = 2048;
+
+/// The meta of a node of this kind.
+fn checked(kind: NodeKind, node: &RawNode) -> Result<(NodeMeta, u32)> {
+    if node.kind != kind as u8 {
+        return Err(Error::damage(format!("is a node of kind {}", node.kind)));
+    }
+    let meta = NodeMeta::decode(kind, &node.meta)?;
+    let len = node.payload.len();
+    if len > meta.raw_len as usize + SLACK {
+        return Err(Error::damage("is larger encoded than it is"));
+    }
+    Ok((meta, len as u32))
+}
+
+/// Whether a file is what its hash says, and split as its layout says.
+fn prove(file: &StoredFile, hash: &FileHash) -> Result<()> {
+    let layout = file.layout();
+    let parsed = layout.format != Format::Opaque;
+    let mut crc = SpanCrc::new(crc_spans(layout))?;
+    let mut hasher = FileHasher::default();
+    let mut at = 0;
+    while at < file.len() {
+        file.read_ahead(at, AHEAD as u64);
+        let bytes = file.read(at, STEP)?;
+        if bytes.is_empty() {
+            return Err(Error::damage("ends early"));
+        }
+        hasher.update(&bytes);
+        crc.update(&bytes);
+        at += bytes.len() as u64;
+    }
+    if hasher.finish() != *hash {
+        return Err(Error::damage("does not have the SHA-256 that names it"));
+    }
+    if parsed {
+        if crc.finish()? != file.crcs() {
+            return Err(Error::damage(
+                "has other checksums of tensors than its manifest says",
+            ));
+        }
+        match split(file as &dyn Source)? {
+            Split::Parsed(again) if again == **layout => {}
+            _ => {
+                let why = "is not split as its layout says: the other side has another version of zspace, or is lying";
+                return Err(Error::damage(why));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One node on top of others.
+struct With<'a, S> {
+    inner: &'a S,
+    id: NodeId,
+    node: &'a RawNode,
+}
+
+impl<S: NodeSource> NodeSource for With<'_, S> {
+    fn get(&self, id: &NodeId) -> Result<Node> {
+        if *id != self.id {
+            return self.inner.get(id);
+        }
+        Ok(Node {
+            kind: self.node.kind,
+            meta: self.node.meta.clone(),
+            payload: self.node.payload.clone(),
+        })
+    }
+
+    fn meta(&self, id: &NodeId) -> Result<Meta> {
+        self.inner.meta(id)
+    }
+}
