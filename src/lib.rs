@@ -25,7 +25,8 @@ pub mod commit;
 pub mod verify;
 // 6: the one façade
 pub mod store;
-// 7: doors: the mount
+// 7: doors: the mount, and peers
 pub mod fuse;
+pub mod sync;
 // 8: one file per verb
 pub mod cli;

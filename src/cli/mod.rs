@@ -1,5 +1,6 @@
 //! The command line: one file per verb.
 
+mod audit;
 mod branch;
 mod cat;
 mod commit;
@@ -12,8 +13,14 @@ mod ls;
 mod mount;
 mod notify;
 mod object;
+mod peer;
+mod pull;
+mod push;
 mod repack;
+mod repair;
+mod serve;
 mod show;
+mod sign;
 mod signals;
 mod stats;
 mod status;
@@ -65,6 +72,12 @@ enum Verb {
     Verify(verify::Args),
     Repack(repack::Args),
     Object(object::Args),
+    Pull(pull::Args),
+    Push(push::Args),
+    Audit(audit::Args),
+    Sign(sign::Args),
+    Repair(repair::Args),
+    Serve(serve::Args),
     Stats(stats::Args),
 }
 
@@ -92,8 +105,12 @@ impl Context {
 
     /// The store, which must exist.
     fn open(&self) -> Result<Store> {
+        self.open_with(&Options::default())
+    }
+
+    fn open_with(&self, options: &Options) -> Result<Store> {
         let dir = self.dir()?;
-        Store::open(&dir, &Options::default()).map_err(|e| match e.kind() {
+        Store::open(&dir, options).map_err(|e| match e.kind() {
             Kind::NotFound => Error::new(
                 Kind::NotFound,
                 format!("no store in {} (`zspace init` makes one)", dir.display()),
@@ -174,6 +191,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Verify(a) => return verify::run(&context, &a),
         Verb::Repack(a) => return repack::run(&context, &a),
         Verb::Object(a) => object::run(&context, &a),
+        Verb::Pull(a) => pull::run(&context, &a),
+        Verb::Push(a) => push::run(&context, &a),
+        Verb::Sign(a) => sign::run(&context, &a),
+        Verb::Repair(a) => return repair::run(&context, &a),
+        Verb::Audit(a) => return audit::run(&context, &a),
+        Verb::Serve(a) => serve::run(&context, &a),
         Verb::Stats(a) => stats::run(&context, &a),
     };
     done.map(|()| ExitCode::SUCCESS)

@@ -107,6 +107,15 @@ pub(super) fn counting_bar(what: &str) -> ProgressBar {
     styled_bar(what, 0, "{msg} {wide_bar} {pos}/{len} {eta}")
 }
 
+/// The same for bytes of which nobody knows how many there will be.
+pub(super) fn transfer_bar(what: &str) -> ProgressBar {
+    styled_bar(
+        what,
+        0,
+        "{msg} {spinner} {decimal_bytes} {decimal_bytes_per_sec} {elapsed}",
+    )
+}
+
 fn styled_bar(what: &str, total: u64, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,0 +1,215 @@
+//! Frames over a pair of byte streams, with limits and deadlines (PROTOCOL.md, "Frames").
+
+use crate::error::{Error, Kind, Result};
+use std::io;
+use std::time::{Duration, Instant};
+
+/// The most bytes of a frame, its type included, its length not.
+pub const MAX_FRAME: usize = 1 << 20;
+/// How long a peer is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// A frame that began must be whole within this, …
+    pub frame: Duration,
+    /// … and the next must begin, or somebody take what was sent, within this.
+    pub idle: Duration,
+    /// Who sends fewer bytes a second, while they are waited for, is given up; 0 for nobody.
+    pub slowest: u64,
+}
+
+/// How long somebody must have been waited for before they are called slow.
+const SLOW: Duration = Duration::from_secs(20);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience {
+            frame: Duration::from_secs(120),
+            idle: Duration::from_secs(600),
+            slowest: 0,
+        }
+    }
+}
+
+/// Bytes read or collected at once.
+const BUFFER: usize = 256 << 10;
+
+/// A way to a peer and back.
+pub trait Wire: Send {
+    /// Reads some bytes; none if the peer has closed its side. `TimedOut` at the deadline.
+    fn read(&mut self, buf: &mut [u8], deadline: Instant) -> io::Result<usize>;
+    /// Writes some bytes. `TimedOut` at the deadline.
+    fn write(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<usize>;
+}
+
+/// Frames to and from a peer.
+pub struct Link {
+    wire: Box<dyn Wire>,
+    patience: Patience,
+    input: Vec<u8>,
+    /// Of `input`, what was not taken yet.
+    rest: std::ops::Range<usize>,
+    output: Vec<u8>,
+    sent: u64,
+    received: u64,
+    turns: u64,
+    asking: bool,
+    /// For so long something was waited for lately, and so much came.
+    waited: (Duration, u64),
+}
+
+/// A frame: its type and what is in it.
+pub(super) type Frame = (u8, Vec<u8>);
+
+impl Link {
+    /// Frames over a wire.
+    pub fn new(wire: Box<dyn Wire>, patience: Patience) -> Self {
+        Link {
+            wire,
+            patience,
+            input: vec![0; BUFFER],
+            rest: 0..0,
+            output: Vec::new(),
+            sent: 0,
+            received: 0,
+            turns: 0,
+            asking: false,
+            waited: (Duration::ZERO, 0),
+        }
+    }
+
+    /// Bytes sent so far.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Bytes received so far.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// How often something was awaited after something was sent: what a slow way costs.
+    pub fn rounds(&self) -> u64 {
+        self.turns
+    }
+
+    /// Puts a frame behind those that are to be sent.
+    ///
+    /// # Errors
+    /// `Limit` if it is too large; what the wire reports.
+    pub fn put(&mut self, kind: u8, body: &[&[u8]]) -> Result<()> {
+        let len = 1 + body.iter().map(|b| b.len()).sum::<usize>();
+        if len > MAX_FRAME {
+            let why = format!("a frame of {len} bytes: at most {MAX_FRAME} are allowed");
+            return Err(Error::new(Kind::Limit, why));
+        }
+        self.output.extend_from_slice(&(len as u32).to_le_bytes());
+        self.output.push(kind);
+        body.iter().for_each(|b| self.output.extend_from_slice(b));
+        match self.output.len() >= BUFFER {
+            true => self.flush(),
+            false => Ok(()),
+        }
+    }
+
+    /// Sends all that was put.
+    ///
+    /// # Errors
+    /// What the wire reports.
+    pub fn flush(&mut self) -> Result<()> {
+        let mut from = 0;
+        while let Some(rest) = self.output.get(from..).filter(|r| !r.is_empty()) {
+            let n = self
+                .wire
+                .write(rest, Instant::now() + self.patience.idle)
+                .map_err(|e| lost("send to", e))?;
+            if n == 0 {
+                return Err(lost("send to", io::ErrorKind::WriteZero.into()));
+            }
+            from += n;
+            self.sent += n as u64;
+            self.asking = true;
+        }
+        self.output.clear();
+        Ok(())
+    }
+
+    /// The next frame; nothing if the peer closed its side between two.
+    ///
+    /// # Errors
+    /// `Io` if the peer is gone or too slow; damage if what it sent is no frame.
+    pub(super) fn next(&mut self) -> Result<Option<Frame>> {
+        self.flush()?;
+        if self.rest.is_empty() {
+            if std::mem::take(&mut self.asking) {
+                self.turns += 1;
+            }
+            // Who just came has something to say.
+            let patience = match self.received {
+                0 => self.patience.frame,
+                _ => self.patience.idle,
+            };
+            if !self.fill(Instant::now() + patience)? {
+                return Ok(None);
+            }
+        }
+        let deadline = Instant::now() + self.patience.frame;
+        let mut head = [0; 5];
+        self.take(&mut head, deadline)?;
+        let [a, b, c, d, kind] = head;
+        let len = u32::from_le_bytes([a, b, c, d]) as usize;
+        if !(1..=MAX_FRAME).contains(&len) {
+            let why = format!("the peer sent a frame of {len} bytes: 1 to {MAX_FRAME} are allowed");
+            return Err(Error::damage(why));
+        }
+        let mut body = vec![0; len - 1];
+        self.take(&mut body, deadline)?;
+        Ok(Some((kind, body)))
+    }
+
+    /// Fills a slice with the next bytes.
+    fn take(&mut self, to: &mut [u8], deadline: Instant) -> Result<()> {
+        let mut at = 0;
+        while at < to.len() {
+            if self.rest.is_empty() && !self.fill(deadline)? {
+                return Err(Error::new(Kind::Io, "the peer hung up in the middle of a frame"));
+            }
+            let n = self.rest.len().min(to.len() - at);
+            let from = self.rest.start;
+            to[at..at + n].copy_from_slice(&self.input[from..from + n]);
+            self.rest.start += n;
+            at += n;
+        }
+        Ok(())
+    }
+
+    /// Reads more; false at the end.
+    fn fill(&mut self, deadline: Instant) -> Result<bool> {
+        let start = Instant::now();
+        let n = self
+            .wire
+            .read(&mut self.input, deadline)
+            .map_err(|e| lost("hear from", e))?;
+        self.waited.0 += start.elapsed();
+        self.waited.1 += n as u64;
+        if self.waited.0 >= SLOW {
+            let (time, bytes) = std::mem::take(&mut self.waited);
+            if (bytes as f64) < self.patience.slowest as f64 * time.as_secs_f64() {
+                let why = format!("the peer is slow: {bytes} bytes in {} seconds", time.as_secs());
+                return Err(Error::new(Kind::Io, why));
+            }
+        }
+        self.rest = 0..n.min(BUFFER);
+        self.received += n as u64;
+        Ok(n > 0)
+    }
+}
+
+fn lost(what: &str, e: io::Error) -> Error {
+    match e.kind() {
+        io::ErrorKind::TimedOut => {
+            Error::new(Kind::Io, format!("{what} the peer: it was silent for too long"))
+        }
+        // Without its errno: a broken pipe here is not that of who reads what we print.
+        _ => Error::new(Kind::Io, format!("{what} the peer: {e}")),
+    }
+}

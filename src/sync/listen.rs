@@ -1,0 +1,281 @@
+//! Serves many peers at once, on sockets.
+
+use super::address::loopback;
+use super::address::resolve;
+use super::link::{Link, Patience, Wire};
+use super::serve::{Allowed, serve};
+use super::tls::{self, Identity};
+use super::wire::Pipe;
+use crate::error::{Error, IoContext, Kind, Result};
+use crate::store::Store;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::net::Shutdown;
+use std::collections::HashMap;
+use std::net::{TcpListener, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How often it is asked whether to stop.
+const TICK: Duration = Duration::from_millis(200);
+/// How long those that are served may take to end once it is to stop.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// On a Unix socket, which only this user can connect to.
+    Unix(PathBuf),
+    /// On a port of this machine, for this machine.
+    Tcp(String),
+    /// On a port, with TLS.
+    Tls(String),
+}
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// What peers may do.
+    pub allowed: Allowed,
+    /// The most peers at once; others are told that it is busy.
+    pub peers: usize,
+    /// Where `cert.pem`, `key.pem` and `peers.pem` are.
+    pub tls: Option<PathBuf>,
+    /// How long peers are waited for.
+    pub patience: Patience,
+}
+
+/// One socket to listen on.
+struct Socket {
+    fd: Listener,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    name: String,
+}
+
+enum Listener {
+    Unix(UnixListener, PathBuf),
+    Tcp(TcpListener),
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listener::Unix(_, path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Sockets that are bound.
+pub struct Server {
+    sockets: Vec<Socket>,
+    options: ServeOptions,
+}
+
+impl Server {
+    /// Binds sockets.
+    ///
+    /// # Errors
+    /// Why one cannot be had; `Refused` for plain TCP on an address that others can reach.
+    pub fn bind(at: &[Listen], options: ServeOptions) -> Result<Server> {
+        let mut sockets = Vec::new();
+        for listen in at {
+            sockets.push(match listen {
+                Listen::Unix(path) => Socket {
+                    fd: Listener::Unix(unix(path)?, path.clone()),
+                    tls: None,
+                    name: format!("unix:{}", path.display()),
+                },
+                Listen::Tcp(at) => {
+                    let listener = bind(&loopback(at)?[..], at)?;
+                    let name = format!("tcp:{}", local(&listener, at)?);
+                    Socket {
+                        fd: Listener::Tcp(listener),
+                        tls: None,
+                        name,
+                    }
+                }
+                Listen::Tls(at) => {
+                    let why = "TLS needs a directory with cert.pem, key.pem and peers.pem: --tls DIR";
+                    let dir = options.tls.as_ref().ok_or_else(|| Error::new(Kind::Usage, why))?;
+                    let config = Identity::read(dir)?.server()?;
+                    let listener = bind(&resolve(at)?[..], at)?;
+                    let name = format!("tls:{}", local(&listener, at)?);
+                    Socket {
+                        fd: Listener::Tcp(listener),
+                        tls: Some(config),
+                        name,
+                    }
+                }
+            });
+        }
+        Ok(Server { sockets, options })
+    }
+
+    /// What a peer calls each.
+    pub fn names(&self) -> Vec<String> {
+        self.sockets.iter().map(|s| s.name.clone()).collect()
+    }
+
+    /// Serves until it is to stop.
+    ///
+    /// # Errors
+    /// What the system reports of the sockets.
+    pub fn run(&self, store: &Store, stopped: &(dyn Fn() -> bool + Sync)) -> Result<()> {
+        let serving: Mutex<HashMap<u64, OwnedFd>> = Mutex::default();
+        let number = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            let mut told_busy = None;
+            while !stopped() {
+                for socket in self.waiting()? {
+                    let fd = match socket.accept() {
+                        Ok(fd) => fd,
+                        Err(e) => {
+                            log::warn!("{}: {e}", socket.name);
+                            std::thread::sleep(TICK);
+                            continue;
+                        }
+                    };
+                    if serving.lock().len() >= self.options.peers {
+                        if told_busy.is_none_or(|t: Instant| t.elapsed() > Duration::from_secs(10)) {
+                            log::warn!(
+                                "{}: refused: {} peers are served already",
+                                socket.name,
+                                self.options.peers
+                            );
+                            told_busy = Some(Instant::now());
+                        }
+                        continue;
+                    }
+                    let id = number.fetch_add(1, Relaxed);
+                    let Ok(kept) = fd.try_clone() else { continue };
+                    serving.lock().insert(id, kept);
+                    let serving = &serving;
+                    scope.spawn(move || {
+                        let done = self.one(store, socket, fd, stopped);
+                        serving.lock().remove(&id);
+                        match done {
+                            Ok(()) => log::info!("{}: peer {id} is done", socket.name),
+                            Err(e) if e.kind() == Kind::Stopped => {}
+                            Err(e) => log::warn!("{}: peer {id}: hung up: {e}", socket.name),
+                        }
+                    });
+                }
+            }
+            // Those that are about something end it; those that wait for a request would never.
+            for (wait, how) in [(TICK * 4, Shutdown::Read), (GRACE, Shutdown::Both)] {
+                let end = Instant::now() + wait;
+                while !serving.lock().is_empty() && Instant::now() < end {
+                    std::thread::sleep(TICK / 10);
+                }
+                for fd in serving.lock().values() {
+                    let _ = rustix::net::shutdown(fd, how);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn one(
+        &self,
+        store: &Store,
+        socket: &Socket,
+        fd: OwnedFd,
+        stopped: &(dyn Fn() -> bool + Sync),
+    ) -> Result<()> {
+        let pipe = Pipe::socket(fd).doing(|| "take a connection".into())?;
+        let wire: Box<dyn Wire> = match &socket.tls {
+            Some(config) => Box::new(tls::accept(config, pipe)?),
+            None => Box::new(pipe),
+        };
+        let stop = || match stopped() {
+            true => Err(Error::new(Kind::Stopped, "the server is being stopped")),
+            false => Ok(()),
+        };
+        serve(
+            store,
+            &mut Link::new(wire, self.options.patience),
+            &self.options.allowed,
+            &stop,
+        )
+    }
+
+    /// The sockets on which somebody waits.
+    fn waiting(&self) -> Result<Vec<&Socket>> {
+        let mut fds: Vec<_> = self
+            .sockets
+            .iter()
+            .map(|s| PollFd::from_borrowed_fd(s.as_fd(), PollFlags::IN))
+            .collect();
+        let tick = Timespec {
+            tv_sec: 0,
+            tv_nsec: TICK.as_nanos() as i64,
+        };
+        match poll(&mut fds, Some(&tick)) {
+            Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
+            done => done.doing(|| "wait for peers".into())?,
+        };
+        let ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        Ok(self
+            .sockets
+            .iter()
+            .zip(ready)
+            .filter(|s| s.1)
+            .map(|s| s.0)
+            .collect())
+    }
+}
+
+impl Socket {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match &self.fd {
+            Listener::Unix(l, _) => l.as_fd(),
+            Listener::Tcp(l) => l.as_fd(),
+        }
+    }
+
+    fn accept(&self) -> std::io::Result<OwnedFd> {
+        match &self.fd {
+            Listener::Unix(l, _) => Ok(l.accept()?.0.into()),
+            Listener::Tcp(l) => {
+                let socket = l.accept()?.0;
+                socket.set_nodelay(true)?;
+                Ok(socket.into())
+            }
+        }
+    }
+}
+
+fn bind(at: impl ToSocketAddrs, name: &str) -> Result<TcpListener> {
+    let listener = TcpListener::bind(at).doing(|| format!("listen on {name}"))?;
+    listener
+        .set_nonblocking(true)
+        .doing(|| format!("listen on {name}"))?;
+    Ok(listener)
+}
+
+/// `HOST:PORT`, with the port that was given out where 0 was asked for.
+fn local(listener: &TcpListener, at: &str) -> Result<String> {
+    let port = listener.local_addr().doing(|| format!("listen on {at}"))?.port();
+    let host = at.rsplit_once(':').map_or(at, |h| h.0);
+    Ok(format!("{host}:{port}"))
+}
+
+/// A Unix socket in the place of one that nobody listens on any more.
+fn unix(path: &Path) -> Result<UnixListener> {
+    let what = || format!("listen on {}", path.display());
+    if UnixStream::connect(path).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused) {
+        std::fs::remove_file(path).doing(what)?;
+    }
+    // Nobody else may connect in between either.
+    let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(old);
+    let listener = bound.doing(what)?;
+    listener.set_nonblocking(true).doing(what)?;
+    Ok(listener)
+}

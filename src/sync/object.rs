@@ -1,0 +1,385 @@
+//! Warm objects: one that has much in common with objects that are here is put together from their bytes and the records that
+//! differ, asked for level by level. Nothing of that is stored: what is here is folded, and what comes is checked.
+
+use super::ask::Asker;
+use super::message::{Answer, MAX_PLACES, MAX_READ, Readable, Request, Target};
+use crate::error::{Error, IoContext, Kind, Result};
+use crate::id::{FileHash, FileHasher, RecordId};
+use crate::store::{
+    Block, CommitRequest, Fold, ObjectFile, ObjectManifest, ObjectRecord, ObjectSource, Place, Store, Width,
+};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The highest scale there is.
+const MAX_SCALE: u8 = 37;
+/// Below this scale, trees are looked into however much of them is new; …
+const LOW: u8 = 4;
+/// … if all of this many neighbours of that scale are, below one record, their bytes are asked for instead.
+const NEIGHBOURS: u64 = 9;
+/// The scale at which it shows whether an object has enough in common with those that are here.
+const TELLING: u8 = 6;
+/// Objects that are looked at for what they have in common with a new one.
+const BASES: usize = 4;
+/// Smaller objects are not worth it.
+const LEAST: u64 = 4096;
+/// Bytes copied at once.
+const STEP: u64 = 1 << 20;
+
+/// What became of an object that could be put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Warmth {
+    /// It was put.
+    Put(Taken),
+    /// It has too little in common with what is here.
+    Cold,
+    /// Two records have one id: only all of its bytes tell which is meant.
+    Collision,
+}
+
+/// What a warm object took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// Records that came.
+    pub(super) records: u64,
+    /// Their bytes.
+    pub(super) record_bytes: u64,
+    /// Bytes that came where everything was new.
+    pub(super) bytes: u64,
+}
+
+/// An object that is here, and its records.
+struct Base<'a> {
+    source: &'a dyn ObjectSource,
+    fold: &'a Fold,
+    block: Option<Block>,
+}
+
+impl Base<'_> {
+    /// Whether it has this record at this place.
+    fn has(&mut self, place: Place, id: RecordId) -> Result<bool> {
+        match self.fold.id(self.source, &mut self.block, place) {
+            Ok(found) => Ok(found == id),
+            Err(e) if e.kind() == Kind::NotFound => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Pulls an object by its records, if one that is here has enough in common with it, and puts it. Ids have `width` bits.
+///
+/// # Errors
+/// Damage, if what the peer sent is wrong; what the store and the link report.
+pub(super) fn pull(
+    store: &Store,
+    asker: &mut Asker<'_>,
+    manifest: &ObjectManifest,
+    width: Width,
+) -> Result<Warmth> {
+    let near = |len: u64| len / 2 <= manifest.len && manifest.len <= len.saturating_mul(2);
+    let mut here: Vec<_> = store.objects();
+    here.retain(|o| near(o.manifest.len));
+    if manifest.len < LEAST || here.is_empty() {
+        return Ok(Warmth::Cold);
+    }
+    here.sort_by_key(|o| (o.manifest.len.abs_diff(manifest.len), std::cmp::Reverse(o.time)));
+    here.truncate(BASES);
+    let files: Vec<ObjectFile> = here
+        .iter()
+        .map(|o| store.object_file(&o.manifest))
+        .collect::<Result<_>>()?;
+    let folds: Vec<Cow<'_, Fold>> = files
+        .iter()
+        .map(|file| match width == Width::FULL {
+            true => Ok(Cow::Borrowed(store.fold_of(file)?)),
+            false => Ok(Cow::Owned(Fold::of(file, width, 1)?)),
+        })
+        .collect::<Result<_>>()?;
+    let bases = files.iter().zip(&folds).map(|(file, fold)| Base {
+        source: file,
+        fold,
+        block: None,
+    });
+    let spool = spool(store)?;
+    let mut warm = Warm {
+        asker,
+        manifest,
+        width,
+        bases: bases.collect(),
+        spool: &spool,
+        taken: Taken::default(),
+    };
+    if !warm.put_together()? {
+        return Ok(Warmth::Cold);
+    }
+    let taken = warm.taken;
+    if digest(&spool, manifest.len)? != manifest.hash {
+        // The records were right one by one: one that is here, or that came twice, has the id of another.
+        log::warn!(
+            "object {}: every record is right, but its SHA-256 is not: two records have one id, and all of it is pulled",
+            manifest.id().short()
+        );
+        return Ok(Warmth::Collision);
+    }
+    let request = CommitRequest {
+        entries: vec![(
+            b"object".to_vec(),
+            format!("/proc/self/fd/{}", spool.as_raw_fd()).into(),
+        )],
+        ..CommitRequest::default()
+    };
+    let put = store.put_object(&request)?;
+    match put.id == manifest.id() {
+        true => Ok(Warmth::Put(taken)),
+        false => Err(Error::damage("what was put together is another object")),
+    }
+}
+
+/// One object that is put together.
+struct Warm<'a, 'l> {
+    asker: &'a mut Asker<'l>,
+    manifest: &'a ObjectManifest,
+    width: Width,
+    bases: Vec<Base<'a>>,
+    /// Where its bytes go.
+    spool: &'a File,
+    taken: Taken,
+}
+
+/// Records that are new, in the object's order.
+type Level = Vec<(Place, RecordId)>;
+
+impl Warm<'_, '_> {
+    /// Writes the object's bytes; false if too much of it is new.
+    fn put_together(&mut self) -> Result<bool> {
+        let shape = self.manifest.shape();
+        let mut roots: HashMap<u8, Level> = HashMap::new();
+        for (place, id) in shape.roots().zip(&self.manifest.roots) {
+            roots.entry(place.scale).or_default().push((place, *id));
+        }
+        let mut above: Level = Vec::new();
+        for scale in (0..=MAX_SCALE).rev() {
+            // Roots come after everything that has a parent.
+            above.extend(roots.remove(&scale).unwrap_or_default());
+            let mut new = self.not_here(std::mem::take(&mut above))?;
+            if scale == TELLING
+                && new.iter().map(|(p, _)| len(&p.bytes(shape))).sum::<u64>() > self.manifest.len / 2
+            {
+                return Ok(false);
+            }
+            if scale == LOW {
+                new = self.whole_trees(new)?;
+            }
+            above = self.records(new)?;
+        }
+        Ok(true)
+    }
+
+    /// Those that no base has at the same place; the bytes of the others are copied.
+    fn not_here(&mut self, level: Level) -> Result<Level> {
+        let shape = self.manifest.shape();
+        let mut new = Vec::new();
+        for (place, id) in level {
+            let mut found = None;
+            for (at, base) in self.bases.iter_mut().enumerate() {
+                if base.has(place, id)? {
+                    found = Some(at);
+                    break;
+                }
+            }
+            match found.and_then(|at| self.bases.get(at)) {
+                Some(base) => copy(base.source, place.bytes(shape), self.spool)?,
+                None => new.push((place, id)),
+            }
+        }
+        Ok(new)
+    }
+
+    /// Asks for the bytes of trees all of whose neighbours are new too; the others come back.
+    fn whole_trees(&mut self, new: Level) -> Result<Level> {
+        let shape = self.manifest.shape();
+        let mut rest = Vec::new();
+        let mut whole: Vec<Level> = Vec::new();
+        for family in new.chunk_by(|a, b| a.0.index / NEIGHBOURS == b.0.index / NEIGHBOURS) {
+            match family.len() as u64 == NEIGHBOURS {
+                true => whole.push(family.to_vec()),
+                false => rest.extend_from_slice(family),
+            }
+        }
+        // Families that follow each other are asked for together.
+        let span = |family: &Level| {
+            let (first, last) = (family.first(), family.last());
+            let ends = first
+                .zip(last)
+                .map(|(a, b)| a.0.bytes(shape).start..b.0.bytes(shape).end);
+            ends.unwrap_or(0..0)
+        };
+        let mut runs: Vec<(Range<u64>, Level)> = Vec::new();
+        for family in whole {
+            let bytes = span(&family);
+            match runs.last_mut() {
+                Some((run, all)) if run.end == bytes.start && bytes.end - run.start <= MAX_READ => {
+                    run.end = bytes.end;
+                    all.extend(family);
+                }
+                _ => runs.push((bytes, family)),
+            }
+        }
+        let of = Target::Object(self.manifest.id());
+        let mut requests = runs.iter().map(|(bytes, _)| Request::Read {
+            of: Readable::Whole(of),
+            bytes: bytes.clone(),
+            packed: true,
+        });
+        let (spool, width) = (self.spool, self.width);
+        let mut answered = runs.iter();
+        let mut came = 0;
+        self.asker.many(&mut requests, &mut |answer| {
+            let Some((at, level)) = answered.next() else {
+                return Err(Error::damage("the peer answered more than it was asked"));
+            };
+            let Answer::Bytes { bytes, .. } = answer else {
+                return Err(Error::damage("the peer answered with something else than bytes"));
+            };
+            if bytes.len() as u64 != len(at) {
+                return Err(Error::damage(
+                    "the peer sent another number of bytes than it was asked for",
+                ));
+            }
+            for (place, id) in level {
+                let own = place.bytes(shape);
+                let part = &bytes[(own.start - at.start) as usize..(own.end - at.start) as usize];
+                let fold = Fold::of(part, width, 1)?.manifest(FileHash([0; 32]));
+                if fold.roots != [*id] {
+                    return Err(wrong(*place));
+                }
+            }
+            came += bytes.len() as u64;
+            write(spool, at.start, &bytes)
+        })?;
+        self.taken.bytes += came;
+        Ok(rest)
+    }
+
+    /// Asks for records, each once; the children of inner ones come back, the bytes of leaves are written.
+    fn records(&mut self, new: Level) -> Result<Level> {
+        let (shape, width, spool) = (self.manifest.shape(), self.width, self.spool);
+        let mut once: Level = Vec::new();
+        let mut places: HashMap<RecordId, Vec<Place>> = HashMap::new();
+        for (place, id) in new {
+            let all = places.entry(id).or_default();
+            if all.is_empty() {
+                once.push((place, id));
+            }
+            all.push(place);
+        }
+        let of = Target::Object(self.manifest.id());
+        let mut requests = once.chunks(MAX_PLACES).map(|part| Request::Records {
+            of,
+            places: part.iter().map(|(place, _)| *place).collect(),
+        });
+        let mut answered = once.chunks(MAX_PLACES);
+        let (mut children, mut taken) = (Vec::new(), self.taken);
+        self.asker.many(&mut requests, &mut |answer| {
+            let (Some(asked), Answer::Records(bytes)) = (answered.next(), answer) else {
+                return Err(Error::damage(
+                    "the peer answered with something else than records",
+                ));
+            };
+            let records = ObjectRecord::decode_all(width, &bytes)?;
+            if records.len() != asked.len() {
+                return Err(Error::damage(
+                    "the peer sent another number of records than it was asked for",
+                ));
+            }
+            taken.records += records.len() as u64;
+            taken.record_bytes += bytes.len() as u64;
+            for ((first, id), (found, record)) in asked.iter().zip(records) {
+                if found != *id || record.scale() != first.scale {
+                    return Err(wrong(*first));
+                }
+                for place in places.get(id).into_iter().flatten() {
+                    match &record {
+                        ObjectRecord::Leaf(atom) => {
+                            let at = place.bytes(shape);
+                            write(spool, at.start, &atom[..len(&at) as usize])?;
+                        }
+                        ObjectRecord::Inner { children: ids, .. } => {
+                            children.extend(place.children().into_iter().zip(*ids));
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        self.taken = taken;
+        children.sort_unstable_by_key(|(place, _)| *place);
+        Ok(children)
+    }
+}
+
+fn len(range: &Range<u64>) -> u64 {
+    range.end - range.start
+}
+
+fn wrong(place: Place) -> Error {
+    Error::damage(format!(
+        "what the peer sent for record {} of scale {} has another id",
+        place.index, place.scale
+    ))
+}
+
+/// Copies a range of an object; after its end there are zeros, as in its last atom.
+fn copy(from: &dyn ObjectSource, at: Range<u64>, to: &File) -> Result<()> {
+    let mut start = at.start;
+    while start < at.end {
+        let end = at.end.min(start + STEP);
+        let mut bytes = vec![0; (end - start) as usize];
+        let there = (from.len().min(end).saturating_sub(start)) as usize;
+        from.read_at(start, &mut bytes[..there])?;
+        write(to, start, &bytes)?;
+        start = end;
+    }
+    Ok(())
+}
+
+fn write(to: &File, at: u64, bytes: &[u8]) -> Result<()> {
+    to.write_all_at(bytes, at).doing(|| "write what is pulled".into())
+}
+
+fn digest(file: &File, len: u64) -> Result<FileHash> {
+    let mut hasher = FileHasher::default();
+    let mut buf = vec![0; STEP as usize];
+    let mut at = 0;
+    while at < len {
+        let n = (len - at).min(STEP) as usize;
+        file.read_exact_at(&mut buf[..n], at)
+            .doing(|| "read what was pulled".into())?;
+        hasher.update(&buf[..n]);
+        at += n as u64;
+    }
+    Ok(hasher.finish())
+}
+
+/// A file in the store's directory that has no name: it goes with us.
+fn spool(store: &Store) -> Result<File> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Relaxed);
+    let path = store
+        .dir()
+        .join(format!("incoming-{}-{number}", std::process::id()));
+    let what = || path.display().to_string();
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .doing(what)?;
+    std::fs::remove_file(&path).doing(what)?;
+    Ok(file)
+}

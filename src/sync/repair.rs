@@ -1,0 +1,152 @@
+//! Repairs a store from its peers: exactly what is damaged or missing is fetched, from whichever peer has it, and checked.
+
+use super::address::Address;
+use super::ask::{Asker, hello};
+use super::connect::{Peer, Ways};
+use crate::error::{Error, Kind, Result};
+use crate::id::NodeId;
+use crate::store::{Broken, Import, ImportedFile, NodeKind, Store, manifest_id};
+use std::collections::BTreeSet;
+
+/// Below a directory that is repaired there may be more: so often it is looked again.
+const PASSES: usize = 64;
+
+/// What a repair did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Repaired {
+    /// Nodes that were damaged or missing and are right now.
+    pub repaired: u64,
+    /// Those that no peer has.
+    pub left: Vec<String>,
+    /// Bytes received.
+    pub received: u64,
+}
+
+/// Fetches what is damaged or missing from peers, the first one first. `told` hears of what is done, for people.
+///
+/// # Errors
+/// If no peer can be reached; what this store reports.
+pub fn repair(store: &Store, peers: &[Address], ways: &Ways, told: &mut dyn FnMut(&str)) -> Result<Repaired> {
+    let mut done = Repaired::default();
+    for _ in 0..PASSES {
+        let broken = store.broken(&mut |_| {})?;
+        let mut left = broken.clone();
+        let mut reached: Result<()> = Err(Error::new(Kind::Usage, "no peer is named"));
+        for address in peers {
+            if left.is_empty() {
+                break;
+            }
+            match from_peer(store, address, ways, &mut left, &mut done) {
+                Ok(()) => reached = Ok(()),
+                Err(e) if e.kind() == Kind::NoSpace || e.kind() == Kind::Poisoned => return Err(e),
+                Err(e) => {
+                    log::warn!("{address}: {e}");
+                    if reached.is_err() {
+                        reached = Err(e);
+                    }
+                }
+            }
+            let now = broken.len() - left.len();
+            told(&format!("{now} of {} damaged nodes repaired", broken.len()));
+        }
+        done.left = left.iter().map(name).collect();
+        let progress = broken.len() - left.len();
+        if !broken.is_empty() && progress == 0 {
+            reached?;
+        }
+        if progress == 0 {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Repairs what one peer has of it. What is repaired is durable before what was damaged goes into quarantine.
+fn from_peer(
+    store: &Store,
+    address: &Address,
+    ways: &Ways,
+    left: &mut BTreeSet<Broken>,
+    done: &mut Repaired,
+) -> Result<()> {
+    let mut peer = Peer::connect(address, ways)?;
+    let link = peer.link()?;
+    hello(link, store.id())?;
+    let mut import = store.import()?;
+    let mut asker = Asker::new(link, None);
+    let mut repaired = Vec::new();
+    let result = fetch(&mut asker, &mut import, left, &mut repaired);
+    done.received += asker.link().received();
+    // What came before something failed is right all the same.
+    import.save()?;
+    done.repaired += repaired.len() as u64;
+    for what in repaired {
+        store.quarantine(&what)?;
+        left.remove(&what);
+    }
+    result
+}
+
+fn fetch(
+    asker: &mut Asker<'_>,
+    import: &mut Import<'_>,
+    left: &BTreeSet<Broken>,
+    repaired: &mut Vec<Broken>,
+) -> Result<()> {
+    let nodes: Vec<(u8, NodeId)> = left
+        .iter()
+        .filter_map(|what| match what {
+            Broken::Node(tag, id) => Some((*tag, *id)),
+            Broken::File(..) => None,
+        })
+        .collect();
+    mend(asker, import, &nodes, repaired)?;
+    for what in left {
+        let Broken::File(hash, len) = *what else { continue };
+        let Some(node) = asker.manifest(manifest_id(&hash, len))? else {
+            continue;
+        };
+        let file = ImportedFile::new(hash, len, &node)?;
+        // What it is made of could not be looked at before.
+        let missing: BTreeSet<(u8, NodeId)> = file
+            .nodes()
+            .filter(|(kind, id)| !import.is_whole(*kind, id))
+            .map(|(kind, id)| (kind as u8, id))
+            .collect();
+        let missing: Vec<_> = missing.into_iter().collect();
+        let before = repaired.len();
+        mend(asker, import, &missing, repaired)?;
+        if repaired.len() - before == missing.len() {
+            import.file(&file)?;
+            repaired.push(*what);
+        }
+    }
+    Ok(())
+}
+
+/// Fetches nodes, those that the peer has.
+fn mend(
+    asker: &mut Asker<'_>,
+    import: &mut Import<'_>,
+    nodes: &[(u8, NodeId)],
+    repaired: &mut Vec<Broken>,
+) -> Result<()> {
+    asker.plains(nodes, &mut |tag, id, raw| {
+        let (Some(raw), Some(kind)) = (raw, NodeKind::from_tag(tag)) else {
+            return Ok(());
+        };
+        import.mend(kind, id, &raw)?;
+        repaired.push(Broken::Node(tag, id));
+        Ok(())
+    })
+}
+
+fn name(what: &Broken) -> String {
+    match what {
+        Broken::Node(tag, id) => {
+            let kind = NodeKind::from_tag(*tag).map_or("node", NodeKind::name);
+            format!("{kind} {id}")
+        }
+        Broken::File(hash, len) => format!("manifest of file {hash}, {len} bytes"),
+    }
+}

@@ -1,0 +1,67 @@
+//! Serves one peer: answers what it asks, and takes what it pushes.
+
+use super::answer::{Recent, answer, say};
+use super::ask::hello;
+use super::link::Link;
+use super::message::{Answer, Request};
+use super::push::take;
+use super::signers::Signers;
+use crate::error::{Error, Kind, Result};
+use crate::store::Store;
+
+/// What a served store allows.
+#[derive(Clone, Debug, Default)]
+pub struct Allowed {
+    /// Nothing may be pushed.
+    pub read_only: bool,
+    /// Only branches that one of these signed may be pushed.
+    pub signers: Option<Signers>,
+}
+
+/// Serves a peer until it hangs up. `stop` is asked between its requests. What went wrong is told to the peer, as far as it can be.
+///
+/// # Errors
+/// Why the peer was hung up on.
+pub fn serve(store: &Store, link: &mut Link, allowed: &Allowed, stop: &dyn Fn() -> Result<()>) -> Result<()> {
+    let served = (|| {
+        let peer = hello(link, store.id()).map_err(malformed)?;
+        log::info!("peer {} with store {}", peer.agent, crate::id::hex(&peer.store));
+        let mut recent = Recent::default();
+        while let Some(frame) = link.next().map_err(malformed)? {
+            stop()?;
+            let request = Request::decode(&frame).map_err(malformed)?;
+            let request = request.ok_or_else(|| {
+                let why = format!("a frame of type {:#04x} where a request is due", frame.0);
+                Error::new(Kind::Usage, why)
+            })?;
+            match request {
+                Request::Push { .. } | Request::PushObject(_) => {
+                    if allowed.read_only {
+                        return Err(Error::new(
+                            Kind::Refused,
+                            "this store is served read-only: nothing can be pushed",
+                        ));
+                    }
+                    let taken = take(store, link, request, allowed.signers.as_ref(), &mut |_| stop())?;
+                    for branch in &taken.branches {
+                        log::info!("took {} versions of {}", branch.new, branch.branch);
+                    }
+                }
+                request => answer(store, link, &mut recent, request)?,
+            }
+        }
+        Ok(())
+    })();
+    if let Err(e) = &served {
+        let _ = say(link, &Answer::Failed(e.share())).and_then(|()| link.flush());
+    }
+    served
+}
+
+/// What a peer sent is no damage here.
+fn malformed(e: Error) -> Error {
+    match e.kind() {
+        Kind::Damage => Error::new(Kind::Usage, e.to_string()),
+        _ => e,
+    }
+}
