@@ -153,7 +153,7 @@ def render(results):
     order = sorted(results["series"], key=lambda name: known.index(name) if name in known else len(known))
     sections = [section for name in order if (section := series_section(name, results["series"][name]))]
     parts = [HEAD, "## Goals\n\n" + goals(results), EXPLAINED, "## Series\n\n" + "\n\n".join(sections)]
-    parts += [results.get("mount"), codec_section(results["codecs"]), ways_section()]
+    parts += [results.get("mount"), results.get("peers"), codec_section(results["codecs"]), ways_section()]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
