@@ -209,6 +209,9 @@ fn lost(what: &str, e: io::Error) -> Error {
         io::ErrorKind::TimedOut => {
             Error::new(Kind::Io, format!("{what} the peer: it was silent for too long"))
         }
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
+            Error::new(Kind::Io, format!("the peer hung up: {e}"))
+        }
         // Without its errno: a broken pipe here is not that of who reads what we print.
         _ => Error::new(Kind::Io, format!("{what} the peer: {e}")),
     }
