@@ -9,7 +9,7 @@ mod stats;
 mod whole;
 
 pub use crate::commit::{Added, Adopt, Broken, Import, ImportedFile, RawNode};
-pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Progress, PutObject};
+pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Patched, Progress, PutObject};
 pub use crate::commit::{RepackProgress, RepackRequest, Repacked};
 pub use crate::disk::take_dir;
 pub use crate::format::is_distributed_part;

@@ -16,6 +16,7 @@ mod index;
 mod known;
 mod listing;
 mod object;
+mod patch;
 mod relative;
 mod repack;
 mod sample;
@@ -26,6 +27,7 @@ mod walk;
 pub use broken::{Broken, broken, quarantine, replaced};
 pub use import::{Added, Adopt, Import, ImportedFile, RawNode};
 pub use object::{PutObject, put_object};
+pub use patch::{Old, Patched, put_patched};
 pub use repack::{RepackProgress, RepackRequest, Repacked, repack};
 
 use crate::error::{Error, Kind, Result};

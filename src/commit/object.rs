@@ -1,6 +1,6 @@
 //! Puts an exact byte object: its bytes are stored as a file's are, and its records' ids are computed from what was stored.
 
-use super::{Commit, CommitRequest, Parts, store};
+use super::{Commit, CommitRequest, Parts, Stored, store};
 use crate::error::{Error, Kind, Result};
 use crate::graph::{Change, now};
 use crate::id::{FileHash, ObjectId};
@@ -21,11 +21,11 @@ pub struct PutObject {
     pub new: bool,
 }
 
-/// Puts the one file that a request names as an exact byte object. Its branch, message and links mean nothing.
+/// Puts the one file that a request names as an exact byte object; also gives its fold. Its branch, message and links mean nothing.
 ///
 /// # Errors
 /// As of a commit; `Usage` if it is no regular file.
-pub fn put_object(parts: &Parts, request: &CommitRequest) -> Result<PutObject> {
+pub fn put_object(parts: &Parts, request: &CommitRequest) -> Result<(PutObject, Fold)> {
     let [(_, path)] = &request.entries[..] else {
         return Err(Error::new(Kind::Usage, "an object is one file"));
     };
@@ -40,7 +40,7 @@ pub fn put_object(parts: &Parts, request: &CommitRequest) -> Result<PutObject> {
         return Err(Error::new(Kind::Usage, why));
     }
     parts.packs.refresh()?;
-    let (manifest, stored) = store(parts, request, |commit| {
+    let ((manifest, fold), stored) = store(parts, request, |commit| {
         let (hash, len) = bytes(commit, path)?;
         let source = StoredFile::load(
             commit.encoder.rebuilder(),
@@ -49,8 +49,13 @@ pub fn put_object(parts: &Parts, request: &CommitRequest) -> Result<PutObject> {
             len,
         )?;
         let fold = Fold::of(&source, Width::FULL, parts.threads)?;
-        Ok(fold.manifest(hash))
+        Ok((fold.manifest(hash), fold))
     })?;
+    Ok((publish(parts, stored, manifest)?, fold))
+}
+
+/// Publishes an object whose bytes are stored.
+pub(super) fn publish(parts: &Parts, stored: Stored, manifest: ObjectManifest) -> Result<PutObject> {
     let (id, pinned) = (manifest.id(), manifest.clone());
     let (new, stored) = stored.publish(parts, move |history, _| {
         let new = !history.objects().contains_key(&id);

@@ -9,6 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::id::{FileHash, RecordId};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The bytes of an object. Read by several threads at once.
@@ -43,6 +44,12 @@ const PORTION: u64 = 1 << 20;
 
 /// What a kept fold begins with.
 const TAG: &[u8] = b"zspace.fold.1\0";
+
+/// Whether a range has something in common with sorted others.
+pub fn touches(others: &[Range<u64>], range: &Range<u64>) -> bool {
+    let next = others.partition_point(|o| o.end <= range.start);
+    others.get(next).is_some_and(|o| o.start < range.end)
+}
 
 /// The scale of the blocks of an object.
 fn block_scale(shape: Shape) -> u8 {
@@ -157,6 +164,40 @@ impl Fold {
                 .fold(mine, |so_far, o| so_far.and(o.join().unwrap_or_else(|_| died())))
         })?;
         Self::above(source, shape, width, block, ids.into_inner())
+    }
+
+    /// The fold of an object that is this one but for bytes in `changed` (sorted ranges), and maybe longer or shorter: only blocks that
+    /// these touch are read.
+    ///
+    /// # Errors
+    /// What the source reports.
+    pub fn patched<S: Source + ?Sized>(&self, source: &S, changed: &[Range<u64>]) -> Result<Self> {
+        let shape = Shape::new(source.len());
+        if block_scale(shape) != self.block {
+            return Self::of(source, self.width, 1);
+        }
+        let lanes = Lanes::best();
+        let bytes = atoms_of(self.block) * ATOM as u64;
+        let both = shape.len().min(self.shape.len());
+        let mut ids = Vec::with_capacity(shape.count(self.block) as usize);
+        let mut buf = Vec::new();
+        for n in 0..shape.count(self.block) {
+            let range = n * bytes..((n + 1) * bytes);
+            let kept = match range.end <= both && !touches(changed, &range) {
+                true => self.upper.get(0, n),
+                false => None,
+            };
+            ids.push(match kept {
+                Some(id) => id.0,
+                None => {
+                    buf.resize((range.end.min(shape.len()) - range.start) as usize, 0);
+                    source.read_at(range.start, &mut buf)?;
+                    let top = Levels::of(lanes, self.width, &buf).get(self.block, 0);
+                    top.ok_or_else(|| Error::damage("a block without a top"))?.0
+                }
+            });
+        }
+        Self::above(source, shape, self.width, self.block, ids)
     }
 
     /// What is worth keeping of it (docs/FORMAT.md, "Folds"): `hash` is the object's SHA-256.

@@ -238,6 +238,23 @@ proptest! {
     }
 
     #[test]
+    fn a_patched_fold_is_that_of_the_new_bytes(
+        old in 0usize..120_000, new in 0usize..120_000, seed: u64,
+        mut cuts in proptest::collection::vec(0u64..120_000, 0..8)
+    ) {
+        let before = unique(old, seed);
+        let mut after = before.clone();
+        after.resize(new, 7);
+        cuts.sort_unstable();
+        let changed: Vec<_> = cuts.chunks_exact(2).map(|c| c[0].min(new as u64)..c[1].min(new as u64)).collect();
+        for range in &changed {
+            after[range.start as usize..range.end as usize].fill(9);
+        }
+        let patched = folded(&before).1.patched(&after[..], &changed).unwrap();
+        prop_assert_eq!(patched, folded(&after).1);
+    }
+
+    #[test]
     fn proofs_that_are_accepted_have_one_encoding(bytes: Vec<u8>) {
         if let Ok(proof) = Proof::decode(Width::FULL, &bytes) {
             prop_assert_eq!(proof.encode(), bytes);

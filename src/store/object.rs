@@ -2,7 +2,7 @@
 
 use super::whole::Hashing;
 use super::{CommitRequest, FileView, Store};
-use crate::commit::{self, PutObject};
+use crate::commit::{self, Old, Patched, PutObject};
 use crate::error::{Error, Kind, Result};
 use crate::graph::{EntryKind, Object};
 use crate::id::{FileHash, FileHasher, ObjectId};
@@ -85,7 +85,32 @@ impl Source for FileView {
 impl Store {
     /// Puts the one file that a request names as an exact byte object.
     pub fn put_object(&self, request: &CommitRequest) -> Result<PutObject> {
-        commit::put_object(&self.0.parts, request)
+        let (put, fold) = commit::put_object(&self.0.parts, request)?;
+        self.keep_fold(&fold, &put.manifest.hash);
+        Ok(put)
+    }
+
+    /// Puts an object that is one of this store's with some of its bytes changed.
+    ///
+    /// # Errors
+    /// As of [`commit::put_patched`].
+    pub fn put_patched(
+        &self,
+        old: &ObjectFile,
+        manifest: &ObjectManifest,
+        new: &dyn Source,
+        changed: &[Range<u64>],
+    ) -> Result<Patched> {
+        let of = Old {
+            hash: old.manifest.hash,
+            len: old.manifest.len,
+            fold: self.fold_of(old)?,
+        };
+        let done = commit::put_patched(&self.0.parts, &of, manifest, new, changed)?;
+        if let Patched::Put(_, fold) = &done {
+            self.keep_fold(fold, &manifest.hash);
+        }
+        Ok(done)
     }
 
     /// All objects that were put, the oldest first.
@@ -143,13 +168,20 @@ impl Store {
             }
         }
         let fold = Fold::of(file, Width::FULL, self.0.parts.threads)?;
-        // Nothing is lost without it.
-        if file.len() >= WORTH_KEEPING
+        self.keep_fold(&fold, hash);
+        Ok(fold)
+    }
+
+    /// Keeps the fold of an object with this SHA-256, if it is worth it. Nothing is lost without it.
+    fn keep_fold(&self, fold: &Fold, hash: &FileHash) {
+        let len = fold.shape().len();
+        let path = self.fold_path(hash, len);
+        if len >= WORTH_KEEPING
+            && !path.exists()
             && let Err(e) = keep(&path, &fold.encode(*hash))
         {
             log::info!("{} is not kept: {e}", path.display());
         }
-        Ok(fold)
     }
 
     fn fold_path(&self, hash: &FileHash, len: u64) -> PathBuf {

@@ -6,7 +6,8 @@ use super::message::{Answer, MAX_PLACES, MAX_READ, Readable, Request, Target};
 use crate::error::{Error, IoContext, Kind, Result};
 use crate::id::{FileHash, FileHasher, RecordId};
 use crate::store::{
-    Block, CommitRequest, Fold, ObjectFile, ObjectManifest, ObjectRecord, ObjectSource, Place, Store, Width,
+    Block, CommitRequest, Fold, ObjectFile, ObjectManifest, ObjectRecord, ObjectSource, Patched, Place,
+    Store, Width,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -51,6 +52,8 @@ pub(super) struct Taken {
     pub(super) record_bytes: u64,
     /// Bytes that came where everything was new.
     pub(super) bytes: u64,
+    /// Bytes that were added to the packs.
+    pub(super) stored: u64,
 }
 
 /// An object that is here, and its records.
@@ -112,19 +115,61 @@ pub(super) fn pull(
         width,
         bases: bases.collect(),
         spool: &spool,
+        copies: Vec::new(),
         taken: Taken::default(),
     };
     if !warm.put_together()? {
         return Ok(Warmth::Cold);
     }
-    let taken = warm.taken;
+    let (copies, mut taken) = (warm.copies, warm.taken);
+    // One of them has most of it; what others have, or what comes, is changed there.
+    let shared = |n: usize| {
+        copies
+            .iter()
+            .filter(|c| c.base == n)
+            .map(|c| len(&c.bytes))
+            .sum::<u64>()
+    };
+    let Some(most) = (0..files.len()).max_by_key(|n| shared(*n)) else {
+        return Ok(Warmth::Cold);
+    };
+    let Some(old) = files.get(most) else {
+        return Ok(Warmth::Cold);
+    };
+    let fill = |of: &dyn Fn(&Copy) -> bool| {
+        let mut wanted = copies.iter().filter(|c| of(c));
+        wanted.try_for_each(|c| match files.get(c.base) {
+            Some(file) => copy(file, c.bytes.clone(), &spool),
+            None => Ok(()),
+        })
+    };
+    fill(&|c| c.base != most)?;
+    let changed = between(
+        copies.iter().filter(|c| c.base == most).map(|c| c.bytes.clone()),
+        manifest.len,
+    );
+    let new = Changed {
+        old,
+        spool: &spool,
+        changed: &changed,
+        len: manifest.len,
+    };
+    // Narrow ids, which only tests have, are not those of any object that could be put.
+    let put = match width == Width::FULL {
+        true => store.put_patched(old, manifest, &new, &changed)?,
+        false => Patched::Unfit,
+    };
+    match put {
+        Patched::Put(put, _) => {
+            taken.stored = put.stored;
+            return Ok(Warmth::Put(taken));
+        }
+        Patched::Wrong => return Ok(collision(manifest)),
+        Patched::Unfit => {}
+    }
+    fill(&|c| c.base == most)?;
     if digest(&spool, manifest.len)? != manifest.hash {
-        // The records were right one by one: one that is here, or that came twice, has the id of another.
-        log::warn!(
-            "object {}: every record is right, but its SHA-256 is not: two records have one id, and all of it is pulled",
-            manifest.id().short()
-        );
-        return Ok(Warmth::Collision);
+        return Ok(collision(manifest));
     }
     let request = CommitRequest {
         entries: vec![(
@@ -134,9 +179,70 @@ pub(super) fn pull(
         ..CommitRequest::default()
     };
     let put = store.put_object(&request)?;
+    taken.stored = put.stored;
     match put.id == manifest.id() {
         true => Ok(Warmth::Put(taken)),
         false => Err(Error::damage("what was put together is another object")),
+    }
+}
+
+/// The records were right one by one: one that is here, or that came twice, has the id of another.
+fn collision(manifest: &ObjectManifest) -> Warmth {
+    log::warn!(
+        "object {}: every record is right, but its SHA-256 is not: two records have one id, and all of it is pulled",
+        manifest.id().short()
+    );
+    Warmth::Collision
+}
+
+/// Bytes that a base has at the same place.
+struct Copy {
+    base: usize,
+    bytes: Range<u64>,
+}
+
+/// What lies between sorted-out ranges, up to `end`.
+fn between(ranges: impl Iterator<Item = Range<u64>>, end: u64) -> Vec<Range<u64>> {
+    let mut ranges: Vec<_> = ranges.collect();
+    ranges.sort_unstable_by_key(|r| r.start);
+    let (mut gaps, mut at) = (Vec::new(), 0);
+    for range in ranges.into_iter().chain(std::iter::once(end..end)) {
+        if range.start > at {
+            gaps.push(at..range.start);
+        }
+        at = at.max(range.end);
+    }
+    gaps
+}
+
+/// An object that is another one with some bytes from the spool.
+struct Changed<'a> {
+    old: &'a ObjectFile,
+    spool: &'a File,
+    changed: &'a [Range<u64>],
+    len: u64,
+}
+
+impl ObjectSource for Changed<'_> {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let end = offset + buf.len() as u64;
+        let there = self.old.manifest.len.min(end).saturating_sub(offset) as usize;
+        self.old.read_at(offset, &mut buf[..there])?;
+        // As in its last atom.
+        buf[there..].fill(0);
+        let next = self.changed.partition_point(|c| c.end <= offset);
+        for range in self.changed[next..].iter().take_while(|c| c.start < end) {
+            let (from, to) = (range.start.max(offset), range.end.min(end));
+            let part = &mut buf[(from - offset) as usize..(to - offset) as usize];
+            self.spool
+                .read_exact_at(part, from)
+                .doing(|| "read what was pulled".into())?;
+        }
+        Ok(())
     }
 }
 
@@ -146,8 +252,10 @@ struct Warm<'a, 'l> {
     manifest: &'a ObjectManifest,
     width: Width,
     bases: Vec<Base<'a>>,
-    /// Where its bytes go.
+    /// Where the bytes go that come.
     spool: &'a File,
+    /// Where the others are.
+    copies: Vec<Copy>,
     taken: Taken,
 }
 
@@ -180,7 +288,7 @@ impl Warm<'_, '_> {
         Ok(true)
     }
 
-    /// Those that no base has at the same place; the bytes of the others are copied.
+    /// Those that no base has at the same place.
     fn not_here(&mut self, level: Level) -> Result<Level> {
         let shape = self.manifest.shape();
         let mut new = Vec::new();
@@ -192,8 +300,11 @@ impl Warm<'_, '_> {
                     break;
                 }
             }
-            match found.and_then(|at| self.bases.get(at)) {
-                Some(base) => copy(base.source, place.bytes(shape), self.spool)?,
+            match found {
+                Some(base) => self.copies.push(Copy {
+                    base,
+                    bytes: place.bytes(shape),
+                }),
                 None => new.push((place, id)),
             }
         }

@@ -309,12 +309,13 @@ impl Plan {
         told: OnFetched<'_>,
         pulled: &mut Pulled,
     ) -> Result<()> {
-        let mut cold = Vec::new();
+        let (mut cold, mut warm) = (Vec::new(), 0);
         for manifest in &self.objects {
             match object::pull(store, asker, manifest, Width::FULL)? {
                 Warmth::Put(taken) => {
                     pulled.records += taken.records;
                     pulled.record_bytes += taken.record_bytes;
+                    warm += taken.stored;
                 }
                 Warmth::Cold => cold.push(manifest.clone()),
                 Warmth::Collision => {
@@ -338,7 +339,7 @@ impl Plan {
             Ok(stored) => stored,
             Err(e) => return Err(broken_off(import, e)),
         };
-        pulled.stored = stored.iter().sum();
+        pulled.stored = warm + stored.iter().sum::<u64>();
         let mut stored = stored.into_iter();
         let mut adopt = Vec::new();
         for (branch, base, versions) in self.adopt {

@@ -1,0 +1,161 @@
+//! Puts an object that is another one with some of its bytes changed: only what changed is encoded.
+
+use super::encode::{Against, Encoder};
+use super::object::{PutObject, publish};
+use super::{Parts, Stored};
+use crate::error::{Error, Result};
+use crate::format::{Cutter, Layout};
+use crate::graph::{Manifest, NodeKind, Shape};
+use crate::id::{Domain, FileHash, FileHasher, NodeId};
+use crate::object::{Fold, ObjectManifest, Source, touches};
+use crate::rebuild::{AHEAD, StoredFile};
+use crate::tensor::Number;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes read at a time.
+const STEP: u64 = 1 << 20;
+
+/// What became of an object that is another one with some of its bytes changed.
+pub enum Patched {
+    /// It was put; its fold.
+    Put(PutObject, Fold),
+    /// The other's bytes are not stored in a way that lends itself to it.
+    Unfit,
+    /// The bytes have not the SHA-256 that is pinned.
+    Wrong,
+}
+
+/// An object of which this one is a changed copy: its SHA-256, its length and its fold.
+pub struct Old<'a> {
+    /// Its SHA-256.
+    pub hash: FileHash,
+    /// Its length.
+    pub len: u64,
+    /// Its fold.
+    pub fold: &'a Fold,
+}
+
+/// Puts the object of this manifest, whose bytes are those of another but for what is in `changed` (sorted ranges) and beyond its end.
+/// Only the chunks that these touch are encoded, against the other's; all of it is read back and hashed.
+///
+/// # Errors
+/// Damage, if the bytes have other roots than the manifest; what the packs report.
+pub fn put_patched(
+    parts: &Parts,
+    old: &Old<'_>,
+    manifest: &ObjectManifest,
+    new: &dyn Source,
+    changed: &[Range<u64>],
+) -> Result<Patched> {
+    parts.packs.refresh()?;
+    let (repacks, since) = (parts.history.read().repacks(), parts.packs.seq());
+    let before = Manifest::id(&old.hash, old.len);
+    let before = parts.rebuilder.node(&*parts.packs, NodeKind::Manifest, &before)?;
+    let before = Manifest::decode(&before)?;
+    let Shape::Opaque(lens) = &before.shape else {
+        return Ok(Patched::Unfit);
+    };
+    let encoder = Encoder::new(parts)?;
+    let mut chunks = Chunks {
+        encoder: &encoder,
+        lens: Vec::new(),
+        ids: Vec::new(),
+    };
+    let mut at = 0;
+    for (len, id) in lens.iter().zip(&before.chunks) {
+        let range = at..at + u64::from(*len);
+        if range.end > manifest.len || touches(changed, &range) {
+            let end = range.end.min(manifest.len);
+            if range.start < end {
+                chunks.encode(&read(new, range.start..end)?, Some(*id))?;
+            }
+        } else {
+            chunks.lens.push(*len);
+            chunks.ids.push(*id);
+        }
+        at = range.end;
+    }
+    let mut cutter = Cutter::new();
+    while at < manifest.len {
+        let end = manifest.len.min(at + STEP);
+        cutter.push(&read(new, at..end)?, &mut |raw| chunks.encode(raw, None))?;
+        at = end;
+    }
+    cutter.finish(&mut |raw| chunks.encode(raw, None))?;
+    let Chunks { lens, ids, .. } = chunks;
+    let stored = StoredFile::new(
+        &parts.rebuilder,
+        encoder.source.clone(),
+        Arc::new(Layout::opaque(&lens)?),
+        ids.clone(),
+        Vec::new(),
+    )?;
+    if digest(&stored)? != manifest.hash {
+        return Ok(Patched::Wrong);
+    }
+    let fold = old.fold.patched(new, changed)?;
+    if fold.manifest(manifest.hash) != *manifest {
+        return Err(Error::damage("the object has other roots than its manifest"));
+    }
+    let raw = Manifest {
+        shape: Shape::Opaque(lens),
+        chunks: ids,
+        crcs: Vec::new(),
+    }
+    .encode();
+    encoder.node(
+        NodeKind::Manifest,
+        Manifest::id(&manifest.hash, manifest.len),
+        &raw,
+        None,
+    )?;
+    let stored = Stored {
+        ranges: vec![encoder.finish()?],
+        repacks,
+        since,
+    };
+    Ok(Patched::Put(publish(parts, stored, manifest.clone())?, fold))
+}
+
+/// The chunks of the new object so far.
+struct Chunks<'a> {
+    encoder: &'a Encoder,
+    lens: Vec<u32>,
+    ids: Vec<NodeId>,
+}
+
+impl Chunks<'_> {
+    fn encode(&mut self, raw: &[u8], previous: Option<NodeId>) -> Result<()> {
+        let id = NodeId(Domain::Chunk.hash(raw));
+        let against = Against {
+            previous,
+            relative: None,
+        };
+        self.encoder.chunk(id, raw, Number::Bytes, &against)?;
+        self.lens.push(raw.len() as u32);
+        self.ids.push(id);
+        Ok(())
+    }
+}
+
+fn read(from: &dyn Source, range: Range<u64>) -> Result<Vec<u8>> {
+    let mut raw = vec![0; (range.end - range.start) as usize];
+    from.read_at(range.start, &mut raw)?;
+    Ok(raw)
+}
+
+fn digest(file: &StoredFile) -> Result<FileHash> {
+    let mut hasher = FileHasher::default();
+    let mut at = 0;
+    while at < file.len() {
+        file.read_ahead(at, AHEAD as u64);
+        let bytes = file.read(at, STEP as usize)?;
+        if bytes.is_empty() {
+            return Err(Error::damage("an object ends early"));
+        }
+        hasher.update(&bytes);
+        at += bytes.len() as u64;
+    }
+    Ok(hasher.finish())
+}
