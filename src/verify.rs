@@ -5,12 +5,9 @@ use crate::graph::{EntryKind, NodeKind, Numbered, Object, Tree};
 use crate::id::{FileHash, FileHasher, NodeId};
 use crate::object::{Fold, Width};
 use crate::pack::Packs;
-use crate::rebuild::{AHEAD, NodeSource, Rebuilder, StoredFile};
+use crate::rebuild::{NodeSource, Rebuilder, StoredFile};
 use std::collections::HashSet;
 use std::sync::Arc;
-
-/// Bytes rebuilt at a time.
-const STEP: usize = 1 << 20;
 
 /// One damaged thing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -135,18 +132,13 @@ impl Verifier {
             Err(e) => return self.found(version, path, Vec::new(), &e),
         };
         let mut hasher = FileHasher::default();
-        let mut at = 0;
-        while at < len {
-            file.read_ahead(at, AHEAD as u64);
-            match file.read(at, STEP) {
-                Ok(bytes) if !bytes.is_empty() => {
-                    hasher.update(&bytes);
-                    at += bytes.len() as u64;
-                    told(bytes.len() as u64);
-                }
-                Ok(_) => break,
-                Err(e) => return self.chunks(version, path, &file, &e),
-            }
+        let read = file.stream(&mut |bytes| {
+            hasher.update(bytes);
+            told(bytes.len() as u64);
+            Ok(())
+        });
+        if let Err(e) = read {
+            return self.chunks(version, path, &file, &e);
         }
         if hasher.finish() == *hash {
             self.good_files.insert((*hash, len));

@@ -4,14 +4,11 @@ use super::Parts;
 use super::stamp::kind_of;
 use crate::error::{IoContext, Result};
 use crate::graph::{EntryKind, Manifest, NodeKind, NodeMeta, Numbered, Object, Shape, Tree};
-use crate::id::{FileHash, FileHasher, NodeId};
-use crate::rebuild::{AHEAD, NodeSource, StoredFile};
+use crate::id::{FileHash, NodeId};
+use crate::rebuild::{NodeSource, StoredFile};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::sync::Arc;
-
-/// Bytes rebuilt at a time.
-const STEP: usize = 1 << 20;
 
 /// Something that is damaged or missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,7 +106,7 @@ impl Search<'_> {
         let source: Arc<dyn NodeSource> = packs.clone();
         let file = StoredFile::load(&self.parts.rebuilder, source, &hash, len);
         // Most files are right: only of one that is not each chunk is looked at.
-        if file.is_ok_and(|f| digest(&f).is_ok_and(|found| found == hash)) {
+        if file.is_ok_and(|f| f.digest().is_ok_and(|found| found == hash)) {
             return;
         }
         for id in &manifest.chunks {
@@ -174,21 +171,6 @@ impl Search<'_> {
         }
         Ok(())
     }
-}
-
-fn digest(file: &StoredFile) -> Result<FileHash> {
-    let mut hasher = FileHasher::default();
-    let mut at = 0;
-    while at < file.len() {
-        file.read_ahead(at, AHEAD as u64);
-        let bytes = file.read(at, STEP)?;
-        if bytes.is_empty() {
-            break;
-        }
-        hasher.update(&bytes);
-        at += bytes.len() as u64;
-    }
-    Ok(hasher.finish())
 }
 
 /// Keeps the bytes of a node's damaged records beside the packs, under names that say where they lie. What is kept there and can be

@@ -14,7 +14,7 @@ use crate::graph::{Adopted, Change, EntryKind, Manifest, NodeKind, NodeMeta, Sha
 use crate::id::{FileHash, FileHasher, NodeId, VersionId};
 use crate::object::{Fold, ObjectManifest, Width};
 use crate::pack::{Meta, Node};
-use crate::rebuild::{AHEAD, NodeSource, StoredFile};
+use crate::rebuild::{NodeSource, StoredFile};
 use crate::tensor::Number;
 use ::bytes::Bytes;
 use std::collections::HashMap;
@@ -22,8 +22,6 @@ use std::sync::Arc;
 
 /// A payload may be larger than what it stands for by this, which no codec needs.
 const SLACK: usize = 64;
-/// Bytes read at once to prove a file.
-const STEP: usize = 1 << 20;
 
 /// A node as another store has it: a record's kind, meta and payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +90,7 @@ impl ImportedFile {
     }
 }
 
-/// What a branch, or an object, is to become: see [`Import::publish`].
+/// What a branch is to become: see [`Import::publish`].
 pub struct Adopt {
     /// The branch.
     pub branch: String,
@@ -460,17 +458,11 @@ fn prove(file: &StoredFile, hash: &FileHash) -> Result<()> {
     let parsed = layout.format != Format::Opaque;
     let mut crc = SpanCrc::new(crc_spans(layout))?;
     let mut hasher = FileHasher::default();
-    let mut at = 0;
-    while at < file.len() {
-        file.read_ahead(at, AHEAD as u64);
-        let bytes = file.read(at, STEP)?;
-        if bytes.is_empty() {
-            return Err(Error::damage("ends early"));
-        }
-        hasher.update(&bytes);
-        crc.update(&bytes);
-        at += bytes.len() as u64;
-    }
+    file.stream(&mut |bytes| {
+        hasher.update(bytes);
+        crc.update(bytes);
+        Ok(())
+    })?;
     if hasher.finish() != *hash {
         return Err(Error::damage("does not have the SHA-256 that names it"));
     }

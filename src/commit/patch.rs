@@ -6,9 +6,9 @@ use super::{Parts, Stored};
 use crate::error::{Error, Result};
 use crate::format::{Cutter, Layout};
 use crate::graph::{Manifest, NodeKind, Shape};
-use crate::id::{Domain, FileHash, FileHasher, NodeId};
+use crate::id::{Domain, FileHash, NodeId};
 use crate::object::{Fold, ObjectManifest, Source, touches};
-use crate::rebuild::{AHEAD, StoredFile};
+use crate::rebuild::StoredFile;
 use crate::tensor::Number;
 use std::ops::Range;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ pub fn put_patched(
         ids.clone(),
         Vec::new(),
     )?;
-    if digest(&stored)? != manifest.hash {
+    if stored.digest()? != manifest.hash {
         return Ok(Patched::Wrong);
     }
     let fold = old.fold.patched(new, changed)?;
@@ -143,19 +143,4 @@ fn read(from: &dyn Source, range: Range<u64>) -> Result<Vec<u8>> {
     let mut raw = vec![0; (range.end - range.start) as usize];
     from.read_at(range.start, &mut raw)?;
     Ok(raw)
-}
-
-fn digest(file: &StoredFile) -> Result<FileHash> {
-    let mut hasher = FileHasher::default();
-    let mut at = 0;
-    while at < file.len() {
-        file.read_ahead(at, AHEAD as u64);
-        let bytes = file.read(at, STEP as usize)?;
-        if bytes.is_empty() {
-            return Err(Error::damage("an object ends early"));
-        }
-        hasher.update(&bytes);
-        at += bytes.len() as u64;
-    }
-    Ok(hasher.finish())
 }

@@ -1,14 +1,17 @@
 //! A file of a version: random access over its chunks.
 
-use super::{NodeSource, Rebuilder, deltas};
+use super::{AHEAD, NodeSource, Rebuilder, deltas};
 use crate::error::{Error, Result};
 use crate::format::{Layout, Source};
 use crate::graph::{Manifest, NodeKind, NodeMeta, Shape};
-use crate::id::{FileHash, NodeId};
+use crate::id::{FileHash, FileHasher, NodeId};
 use crate::object;
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
+
+/// Bytes of a whole file that are rebuilt at a time.
+const STEP: usize = 1 << 20;
 
 /// Bytes read: a part of a shared chunk, or a copy.
 #[derive(Clone, Debug)]
@@ -197,6 +200,37 @@ impl StoredFile {
             );
         }
         Ok(Slice::Owned(out))
+    }
+
+    /// Hands `take` all bytes in their order, in parts, and has what comes next rebuilt meanwhile.
+    ///
+    /// # Errors
+    /// Damage, and what `take` reports.
+    pub fn stream(&self, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let mut at = 0;
+        while at < self.len() {
+            self.read_ahead(at, AHEAD as u64);
+            let bytes = self.read(at, STEP)?;
+            if bytes.is_empty() {
+                return Err(Error::damage("the file ends early"));
+            }
+            take(&bytes)?;
+            at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// The SHA-256 of all bytes.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn digest(&self) -> Result<FileHash> {
+        let mut hasher = FileHasher::default();
+        self.stream(&mut |bytes| {
+            hasher.update(bytes);
+            Ok(())
+        })?;
+        Ok(hasher.finish())
     }
 
     /// Starts rebuilding the chunks of a range in the background; no more than a part of the cache can hold.
