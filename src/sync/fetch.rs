@@ -273,8 +273,11 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
                 version: wanted.version,
             });
         }
-        self.held_bytes += node.payload.len();
-        let node = (self.held_bytes <= HELD).then_some(node);
+        let bytes = self.held_bytes + node.payload.len();
+        let node = (bytes <= HELD).then_some(node);
+        if node.is_some() {
+            self.held_bytes = bytes;
+        }
         self.held.entry(*base).or_default().push(Held { wanted, node });
     }
 
