@@ -192,12 +192,7 @@ impl<'a> Asker<'a> {
         let mut all = Vec::new();
         loop {
             let from = all.len() as u64;
-            let request = Request::Read {
-                of: node,
-                bytes: from..from + MAX_READ,
-                packed: true,
-            };
-            match self.ask(&request)? {
+            match self.ask(&read(node, from))? {
                 Answer::Bytes { bytes, .. } => all.extend_from_slice(&bytes),
                 Answer::Missing { .. } => {
                     return Err(Error::new(Kind::NotFound, "the peer has not got this node"));
@@ -232,11 +227,7 @@ impl<'a> Asker<'a> {
         // Most chunks take two.
         let reads = |(kind, id): &(u8, NodeId)| {
             let of = Readable::Node(*kind, *id);
-            [0, MAX_READ].map(|from| Request::Read {
-                of,
-                bytes: from..from + MAX_READ,
-                packed: true,
-            })
+            [0, MAX_READ].map(|from| read(of, from))
         };
         let mut halves = Vec::new();
         let mut left = nodes.iter();
@@ -405,6 +396,15 @@ impl<'a> Asker<'a> {
             meta,
             payload: payload.into(),
         }))
+    }
+}
+
+/// Asks for as many bytes as may be asked for at once.
+fn read(of: Readable, from: u64) -> Request {
+    Request::Read {
+        of,
+        bytes: from..from + MAX_READ,
+        packed: true,
     }
 }
 

@@ -4,10 +4,10 @@
 use super::ask::Asker;
 use super::message::{Answer, MAX_PLACES, MAX_READ, Readable, Request, Target};
 use crate::error::{Error, IoContext, Kind, Result};
-use crate::id::{FileHash, FileHasher, RecordId};
+use crate::id::{FileHash, RecordId};
 use crate::store::{
     Block, CommitRequest, Fold, ObjectFile, ObjectManifest, ObjectRecord, ObjectSource, Patched, Place,
-    Store, Width,
+    Store, Width, hash_file,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -50,8 +50,6 @@ pub(super) struct Taken {
     pub(super) records: u64,
     /// Their bytes.
     pub(super) record_bytes: u64,
-    /// Bytes that came where everything was new.
-    pub(super) bytes: u64,
     /// Bytes that were added to the packs.
     pub(super) stored: u64,
 }
@@ -168,7 +166,9 @@ pub(super) fn pull(
         Patched::Unfit => {}
     }
     fill(&|c| c.base == most)?;
-    if digest(&spool, manifest.len)? != manifest.hash {
+    let mut whole = spool.try_clone().doing(|| "read what was pulled".into())?;
+    let found = hash_file(&mut whole, &|| true).doing(|| "read what was pulled".into())?;
+    if found != Some((manifest.hash, manifest.len)) {
         return Ok(collision(manifest));
     }
     let request = CommitRequest {
@@ -230,10 +230,7 @@ impl ObjectSource for Changed<'_> {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let end = offset + buf.len() as u64;
-        let there = self.old.manifest.len.min(end).saturating_sub(offset) as usize;
-        self.old.read_at(offset, &mut buf[..there])?;
-        // As in its last atom.
-        buf[there..].fill(0);
+        read_padded(self.old, offset, buf)?;
         let next = self.changed.partition_point(|c| c.end <= offset);
         for range in self.changed[next..].iter().take_while(|c| c.start < end) {
             let (from, to) = (range.start.max(offset), range.end.min(end));
@@ -349,7 +346,6 @@ impl Warm<'_, '_> {
         });
         let (spool, width) = (self.spool, self.width);
         let mut answered = runs.iter();
-        let mut came = 0;
         self.asker.many(&mut requests, &mut |answer| {
             let Some((at, level)) = answered.next() else {
                 return Err(Error::damage("the peer answered more than it was asked"));
@@ -370,10 +366,8 @@ impl Warm<'_, '_> {
                     return Err(wrong(*place));
                 }
             }
-            came += bytes.len() as u64;
             write(spool, at.start, &bytes)
         })?;
-        self.taken.bytes += came;
         Ok(rest)
     }
 
@@ -445,14 +439,21 @@ fn wrong(place: Place) -> Error {
     ))
 }
 
-/// Copies a range of an object; after its end there are zeros, as in its last atom.
+/// Reads bytes of an object; after its end there are zeros, as in its last atom.
+fn read_padded(from: &dyn ObjectSource, at: u64, buf: &mut [u8]) -> Result<()> {
+    let there = from.len().saturating_sub(at).min(buf.len() as u64) as usize;
+    from.read_at(at, &mut buf[..there])?;
+    buf[there..].fill(0);
+    Ok(())
+}
+
+/// Copies a range of an object, padded.
 fn copy(from: &dyn ObjectSource, at: Range<u64>, to: &File) -> Result<()> {
     let mut start = at.start;
     while start < at.end {
         let end = at.end.min(start + STEP);
         let mut bytes = vec![0; (end - start) as usize];
-        let there = (from.len().min(end).saturating_sub(start)) as usize;
-        from.read_at(start, &mut bytes[..there])?;
+        read_padded(from, start, &mut bytes)?;
         write(to, start, &bytes)?;
         start = end;
     }
@@ -461,20 +462,6 @@ fn copy(from: &dyn ObjectSource, at: Range<u64>, to: &File) -> Result<()> {
 
 fn write(to: &File, at: u64, bytes: &[u8]) -> Result<()> {
     to.write_all_at(bytes, at).doing(|| "write what is pulled".into())
-}
-
-fn digest(file: &File, len: u64) -> Result<FileHash> {
-    let mut hasher = FileHasher::default();
-    let mut buf = vec![0; STEP as usize];
-    let mut at = 0;
-    while at < len {
-        let n = (len - at).min(STEP) as usize;
-        file.read_exact_at(&mut buf[..n], at)
-            .doing(|| "read what was pulled".into())?;
-        hasher.update(&buf[..n]);
-        at += n as u64;
-    }
-    Ok(hasher.finish())
 }
 
 /// A file in the store's directory that has no name: it goes with us.

@@ -9,7 +9,7 @@ use super::signers::Signers;
 use crate::error::{Error, Kind, Result};
 use crate::id::{ObjectId, VersionId};
 use crate::store::{Adopt, Follow, Import, ObjectManifest, Store, Version, Width, check_name};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// What to pull.
 #[derive(Clone, Debug, Default)]
@@ -186,8 +186,8 @@ pub(super) struct Plan {
     tags: Vec<(String, VersionId)>,
     kept: Vec<String>,
     signatures: Vec<(String, VersionId, Vec<u8>)>,
-    /// Versions that the plan brings, and the branch each ends up on.
-    planned: HashMap<VersionId, ()>,
+    /// Versions that the plan brings.
+    planned: HashSet<VersionId>,
 }
 
 impl Plan {
@@ -235,7 +235,7 @@ impl Plan {
         head: VersionId,
     ) -> Result<()> {
         let named = known_to_name(store, &branch);
-        let known = |id: &VersionId| store.version(id).is_some() || self.planned.contains_key(id);
+        let known = |id: &VersionId| store.version(id).is_some() || self.planned.contains(id);
         let (line, at) = asker.line(head, &named, &known)?;
         self.heads.push((branch.clone(), head));
         // What another branch of this plan brings is not here yet, so it is this one's base only if it is new itself.
@@ -255,7 +255,7 @@ impl Plan {
             },
         };
         versions.extend(line);
-        self.planned.extend(versions.iter().map(|v| (v.id(), ())));
+        self.planned.extend(versions.iter().map(Version::id));
         self.adopt.push((branch, base, versions));
         Ok(())
     }
@@ -288,7 +288,7 @@ impl Plan {
             .filter(|r| r.tag)
             .filter_map(|r| Some((&r.name, r.head?)))
         {
-            if !self.planned.contains_key(&id) && store.version(&id).is_none() {
+            if !self.planned.contains(&id) && store.version(&id).is_none() {
                 continue;
             }
             let taken = store.has_branch(name) || self.adopt.iter().any(|a| a.0 == *name);
