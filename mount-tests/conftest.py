@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from files import natural
+from peers import Server
 from zspace import BINARY, ROOT, Mount, Zspace
 
 DATA = ROOT / "mount-tests/data"
@@ -51,6 +52,21 @@ def mounts(request, zspace, tmp_path):
     yield make
     for mount in made:
         mount.close()
+
+
+@pytest.fixture
+def serve():
+    """Serves stores in processes that end with the test."""
+    running = []
+
+    def start(*args, **options):
+        running.append(Server(*args, **options))
+        return running[-1]
+
+    yield start
+    for server in running:
+        if server.process.poll() is None:
+            server.kill()
 
 
 @pytest.fixture

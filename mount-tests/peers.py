@@ -48,8 +48,11 @@ class Proxy:
                 return
             host, port = self.target.removeprefix("tcp:").rsplit(":", 1)
             server = socket.create_connection((host, int(port)))
-            for a, b, limit in ((client, server, None), (server, client, self.cut)):
-                threading.Thread(target=self.pump, args=(a, b, limit), daemon=True).start()
+            self.connect(client, server)
+
+    def connect(self, client, server):
+        for a, b, limit in ((client, server, None), (server, client, self.cut)):
+            threading.Thread(target=self.pump, args=(a, b, limit), daemon=True).start()
 
     @staticmethod
     def pump(source, sink, limit):

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from files import noise
-from peers import BINARY, Server, certificate, openssh, store
+from peers import BINARY, Proxy, certificate, openssh, store
 from zspace import ROOT
 
 WAYS = ["directory", "unix", "tcp", "tls", "ssh"]
@@ -34,24 +34,16 @@ def fails(code, text, *args, **options):
     assert done.stderr.startswith("peer.py: ") and done.stderr.count("\n") == 1 and text in done.stderr, done.stderr
 
 
-class Liar:
+class Liar(Proxy):
     """Passes the frames of a server on, changed: `change(type, body)` gives a body, or all bytes to send with True, or None."""
 
     def __init__(self, address, change):
-        self.target, self.change = int(address.rsplit(":", 1)[1]), change
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp:127.0.0.1:{self.listener.getsockname()[1]}"
-        threading.Thread(target=self.run, daemon=True).start()
+        self.change = change
+        super().__init__(address)
 
-    def run(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self.target))
-            threading.Thread(target=self.there, args=(client, server), daemon=True).start()
-            threading.Thread(target=self.back, args=(server, client), daemon=True).start()
+    def connect(self, client, server):
+        threading.Thread(target=self.there, args=(client, server), daemon=True).start()
+        threading.Thread(target=self.back, args=(server, client), daemon=True).start()
 
     @staticmethod
     def there(client, server):
@@ -78,9 +70,6 @@ class Liar:
             with contextlib.suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)  # to close is not enough while another thread reads
 
-    def close(self):
-        self.listener.close()
-
 
 def flipped(kind, at=-1):
     """Flips a bit of every frame of a type."""
@@ -104,19 +93,6 @@ def hang_up(kind, body):
     if kind == REFS_ARE:
         raise OSError
     return body
-
-
-@pytest.fixture
-def serve():
-    running = []
-
-    def start(*args, **options):
-        running.append(Server(*args, **options))
-        return running[-1]
-
-    yield start
-    for server in running:
-        server.kill()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from files import noise, sha256
-from peers import BINARY, Proxy, Server, certificate, heads, openssh, store
+from peers import BINARY, Proxy, certificate, heads, openssh, store
 from zspace import eventually
 
 
@@ -26,20 +26,6 @@ def there(zspace, series, tmp_path):
 @pytest.fixture
 def here(tmp_path):
     return store(tmp_path / "here")
-
-
-@pytest.fixture
-def serve():
-    running = []
-
-    def start(*args, **options):
-        running.append(Server(*args, **options))
-        return running[-1]
-
-    yield start
-    for server in running:
-        if server.process.poll() is None:
-            server.kill()
 
 
 def same(here, there):
