@@ -8,6 +8,10 @@ use crate::tensor::Number;
 const SMALL: usize = 4 << 10;
 /// A difference of at most one part in so many is not compared with the chunk alone.
 const TINY: usize = 32;
+/// Bytes of which the difference to the base is at most one part in so many are not compared with copies from there.
+const FEW: usize = 256;
+/// Bytes compared at once for that.
+const BLOCK: usize = 64;
 /// A sample is this many stretches, spread evenly …
 const STRETCHES: usize = 16;
 /// … each of at most this many bytes, and a sixteenth of the chunk in all …
@@ -22,6 +26,9 @@ pub(super) fn encode(input: Input<'_>) -> Encoded {
         {
             return Encoded { codec, payload };
         }
+    }
+    if let Some(found) = hardly_changed(input) {
+        return found;
     }
     let mut best: Option<Encoded> = None;
     let classes = in_classes(input.number);
@@ -68,6 +75,19 @@ pub(super) fn encode(input: Input<'_>) -> Encoded {
         }
     }
     best.unwrap_or_else(|| raw(input))
+}
+
+/// Bytes without a type of which so few differ from the base's at the same place that looking for copies is not worth its time.
+fn hardly_changed(input: Input<'_>) -> Option<Encoded> {
+    let base = input.base.filter(|base| base.len() == input.raw.len())?;
+    if input.number != Number::Bytes || input.raw.len() <= SMALL {
+        return None;
+    }
+    let blocks = input.raw.chunks(BLOCK).zip(base.chunks(BLOCK));
+    let changed = blocks.filter(|(x, b)| x != b).count();
+    let found = (changed <= input.raw.len() / BLOCK / 16)
+        .then(|| encode_as(Codec::DiffSparse, input.raw, input.number, Some(base)))??;
+    (found.payload.len() <= input.raw.len() / FEW).then_some(found)
 }
 
 /// The chunk without its base, if a sample says that this is smaller, and it is.

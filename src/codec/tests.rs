@@ -423,3 +423,23 @@ fn a_bomb_does_not_grow_past_the_raw_length() {
     assert!(decode(Codec::Zstd, Number::Bytes, &e.payload, 1000, &mut buf).is_err());
     assert!(buf.capacity() < 2000);
 }
+
+#[test]
+fn bytes_of_which_few_changed_are_stored_as_those() {
+    let base: Vec<u8> = (0..300_000u32)
+        .flat_map(|i| i.wrapping_mul(0x9E37_79B9).to_le_bytes())
+        .collect();
+    let mut raw = base.clone();
+    for at in [0, 77_777, 1_199_968] {
+        raw[at..at + 32].fill(0xA5);
+    }
+    let found = encode(&raw, Number::Bytes, Some(&base));
+    assert_eq!(found.codec, Codec::DiffSparse);
+    assert!(found.payload.len() < 10_000, "{}", found.payload.len());
+    // Many that changed, all to the same, are less as copies.
+    for at in (0..raw.len()).step_by(100) {
+        raw[at] = 0;
+    }
+    assert_ne!(encode(&raw, Number::Bytes, Some(&base)).codec, Codec::DiffSparse);
+    assert_round_trips(&raw, Number::Bytes, Some(&base));
+}

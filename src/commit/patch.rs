@@ -15,6 +15,10 @@ use std::sync::Arc;
 
 /// Bytes read at a time.
 const STEP: u64 = 1 << 20;
+/// Chunks encoded at a time.
+const BATCH: usize = 32;
+/// In the place of a chunk that no old one is at.
+const NONE: NodeId = NodeId([0; 32]);
 
 /// What became of an object that is another one with some of its bytes changed.
 pub enum Patched {
@@ -57,41 +61,57 @@ pub fn put_patched(
         return Ok(Patched::Unfit);
     };
     let encoder = Encoder::new(parts)?;
+    let file = |lens: &[u32], ids: &[NodeId]| {
+        let layout = Arc::new(Layout::opaque(lens)?);
+        StoredFile::new(
+            &parts.rebuilder,
+            encoder.source.clone(),
+            layout,
+            ids.to_vec(),
+            Vec::new(),
+        )
+    };
     let mut chunks = Chunks {
         encoder: &encoder,
         lens: Vec::new(),
         ids: Vec::new(),
+        waiting: Vec::new(),
     };
     let mut at = 0;
+    let mut touched = Vec::new();
     for (len, id) in lens.iter().zip(&before.chunks) {
         let range = at..at + u64::from(*len);
-        if range.end > manifest.len || touches(changed, &range) {
-            let end = range.end.min(manifest.len);
-            if range.start < end {
-                chunks.encode(&read(new, range.start..end)?, Some(*id))?;
-            }
-        } else {
-            chunks.lens.push(*len);
-            chunks.ids.push(*id);
-        }
         at = range.end;
+        let end = range.end.min(manifest.len);
+        if range.start >= end {
+            break;
+        }
+        if end < range.end || touches(changed, &range) {
+            touched.push((chunks.lens.len(), range.start..end));
+        }
+        chunks.lens.push((end - range.start) as u32);
+        chunks.ids.push(*id);
+    }
+    let old_file = file(lens, &before.chunks)?;
+    for some in touched.chunks(BATCH) {
+        for (_, range) in some {
+            old_file.read_ahead(range.start, range.end - range.start);
+        }
+        for (place, range) in some {
+            chunks.put(*place, read(new, range.clone())?)?;
+        }
     }
     let mut cutter = Cutter::new();
     while at < manifest.len {
         let end = manifest.len.min(at + STEP);
-        cutter.push(&read(new, at..end)?, &mut |raw| chunks.encode(raw, None))?;
+        cutter.push(&read(new, at..end)?, &mut |raw| chunks.add(raw))?;
         at = end;
     }
-    cutter.finish(&mut |raw| chunks.encode(raw, None))?;
+    cutter.finish(&mut |raw| chunks.add(raw))?;
+    chunks.encode()?;
     let Chunks { lens, ids, .. } = chunks;
-    let stored = StoredFile::new(
-        &parts.rebuilder,
-        encoder.source.clone(),
-        Arc::new(Layout::opaque(&lens)?),
-        ids.clone(),
-        Vec::new(),
-    )?;
-    if stored.digest()? != manifest.hash {
+    let stored = file(&lens, &ids)?;
+    if !stored.has_digest(&manifest.hash)? {
         return Ok(Patched::Wrong);
     }
     let fold = old.fold.patched(new, changed)?;
@@ -118,23 +138,46 @@ pub fn put_patched(
     Ok(Patched::Put(publish(parts, stored, manifest.clone())?, fold))
 }
 
-/// The chunks of the new object so far.
+/// The chunks of the new object; those of the old one at first, in the places of those that wait to be encoded.
 struct Chunks<'a> {
     encoder: &'a Encoder,
     lens: Vec<u32>,
     ids: Vec<NodeId>,
+    waiting: Vec<(usize, Vec<u8>)>,
 }
 
 impl Chunks<'_> {
-    fn encode(&mut self, raw: &[u8], previous: Option<NodeId>) -> Result<()> {
-        let id = NodeId(Domain::Chunk.hash(raw));
-        let against = Against {
-            previous,
-            relative: None,
-        };
-        self.encoder.chunk(id, raw, Number::Bytes, &against)?;
+    /// A changed chunk.
+    fn put(&mut self, place: usize, raw: Vec<u8>) -> Result<()> {
+        self.waiting.push((place, raw));
+        if self.waiting.len() == BATCH {
+            self.encode()?;
+        }
+        Ok(())
+    }
+
+    /// A chunk beyond the old one's end.
+    fn add(&mut self, raw: &[u8]) -> Result<()> {
         self.lens.push(raw.len() as u32);
-        self.ids.push(id);
+        self.ids.push(NONE);
+        self.put(self.ids.len() - 1, raw.to_vec())
+    }
+
+    /// Hashes what waits together, which costs a third, and encodes it.
+    fn encode(&mut self) -> Result<()> {
+        let raws: Vec<&[u8]> = self.waiting.iter().map(|(_, raw)| raw.as_slice()).collect();
+        let hashes = Domain::Chunk.hash_many(&raws);
+        for ((place, raw), hash) in self.waiting.drain(..).zip(hashes) {
+            let Some(id) = self.ids.get_mut(place) else {
+                continue;
+            };
+            let previous = std::mem::replace(id, NodeId(hash));
+            let against = Against {
+                previous: (previous != NONE).then_some(previous),
+                relative: None,
+            };
+            self.encoder.chunk(*id, &raw, Number::Bytes, &against)?;
+        }
         Ok(())
     }
 }

@@ -19,7 +19,10 @@ pub(super) struct Ahead {
 }
 
 /// Threads with a queue: what finds it full is dropped, for whoever needs the chunk rebuilds it then.
-pub(super) struct Pool(Sender<Ahead>);
+pub(super) struct Pool {
+    queue: Sender<Ahead>,
+    pub(super) threads: usize,
+}
 
 impl Pool {
     pub(super) fn new(threads: usize) -> Self {
@@ -34,11 +37,11 @@ impl Pool {
                 log::warn!("cannot start a read-ahead thread: {e}");
             }
         }
-        Pool(send)
+        Pool { queue: send, threads }
     }
 
     pub(super) fn try_run(&self, chunk: Ahead) -> bool {
-        self.0.try_send(chunk).is_ok()
+        self.queue.try_send(chunk).is_ok()
     }
 }
 

@@ -6,12 +6,13 @@ use crate::format::{Layout, Source};
 use crate::graph::{Manifest, NodeKind, NodeMeta, Shape};
 use crate::id::{FileHash, FileHasher, NodeId};
 use crate::object;
+use crossbeam_channel::bounded;
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Bytes of a whole file that are rebuilt at a time.
-const STEP: usize = 1 << 20;
+/// Bytes of a whole file after which more of it is rebuilt ahead.
+const STEP: u64 = 1 << 20;
 
 /// Bytes read: a part of a shared chunk, or a copy.
 #[derive(Clone, Debug)]
@@ -207,10 +208,14 @@ impl StoredFile {
     /// # Errors
     /// Damage, and what `take` reports.
     pub fn stream(&self, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let mut at = 0;
+        let (mut at, mut ahead) = (0, 0);
         while at < self.len() {
-            self.read_ahead(at, AHEAD as u64);
-            let bytes = self.read(at, STEP)?;
+            if at >= ahead {
+                self.read_ahead(at, AHEAD as u64);
+                ahead = at + STEP;
+            }
+            // What lies together, so that nothing is copied.
+            let bytes = self.read_part(at, AHEAD)?;
             if bytes.is_empty() {
                 return Err(Error::damage("the file ends early"));
             }
@@ -231,6 +236,54 @@ impl StoredFile {
             Ok(())
         })?;
         Ok(hasher.finish())
+    }
+
+    /// Whether this is the SHA-256 of all bytes. It vouches for the chunks as well, whose own hashes are only looked at where they have
+    /// to tell what is damaged.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn has_digest(&self, hash: &FileHash) -> Result<bool> {
+        let in_order = self.layout.extents.len() == self.chunks.len();
+        Ok(in_order && self.unverified_digest().is_ok_and(|found| found == *hash) || self.digest()? == *hash)
+    }
+
+    /// The SHA-256 of the chunks one after the other as their chains give them. A few are decoded ahead, side by side, and not kept.
+    fn unverified_digest(&self) -> Result<FileHash> {
+        let lanes = self.rebuilder.threads();
+        std::thread::scope(|scope| {
+            let lane = |lane: usize| {
+                let (send, receive) = bounded(1);
+                let mine = self.chunks.iter().skip(lane).step_by(lanes);
+                let decode = move || {
+                    // Nobody listens any more when one failed.
+                    mine.map(|id| self.rebuilder.unverified(&*self.source, NodeKind::Chunk, id))
+                        .all(|raw| send.send(raw).is_ok())
+                };
+                (scope.spawn(decode), receive)
+            };
+            let lanes: Vec<_> = (0..lanes).map(lane).collect();
+            let mut hasher = FileHasher::default();
+            let planned = self.layout.chunks.iter().map(|plan| plan.len as usize);
+            let hashed = planned
+                .zip(lanes.iter().cycle())
+                .try_for_each(|(len, (_, receive))| {
+                    let raw = receive
+                        .recv()
+                        .map_err(|_| Error::damage("a chunk was not decoded"))??;
+                    if raw.len() != len {
+                        return Err(Error::damage("a chunk is not as long as its layout says"));
+                    }
+                    hasher.update(&raw);
+                    Ok(())
+                });
+            for (thread, receive) in lanes {
+                drop(receive);
+                // If it panicked, its chunk is missing.
+                let _ = thread.join();
+            }
+            hashed.map(|()| hasher.finish())
+        })
     }
 
     /// Starts rebuilding the chunks of a range in the background; no more than a part of the cache can hold.

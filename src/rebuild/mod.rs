@@ -154,6 +154,11 @@ impl Rebuilder {
         })
     }
 
+    /// How many threads rebuild ahead.
+    fn threads(&self) -> usize {
+        self.pool.threads
+    }
+
     /// Has a chunk rebuilt in the background, unless it is in the cache or on its way there. Gives `false` when there is no room in
     /// the queue.
     fn ahead(self: &Arc<Self>, source: &Arc<dyn NodeSource>, id: &NodeId) -> bool {

@@ -337,3 +337,35 @@ fn counting_deltas_ends_whatever_records_say() {
     );
     assert!(nodes.reads.load(Relaxed) - before <= MAX_NODES + 1);
 }
+
+#[test]
+fn a_files_digest_vouches_for_its_chunks_and_its_chunks_tell_what_is_damaged() {
+    let (nodes, ids) = chain(20);
+    let r = Rebuilder::new(1 << 20, 2);
+    let whole: Vec<u8> = ids
+        .iter()
+        .flat_map(|id| r.chunk(&nodes, id).unwrap().to_vec())
+        .collect();
+    let layout = Arc::new(crate::format::Layout::opaque(&[4096; 20]).unwrap());
+    // Each with another cache: what is in one is not read again.
+    let file = |nodes: Nodes| {
+        let r = Rebuilder::new(1 << 20, 2);
+        let file = StoredFile::new(&r, Arc::new(nodes), layout.clone(), ids.clone(), Vec::new()).unwrap();
+        (file, r)
+    };
+    let mut hasher = crate::id::FileHasher::default();
+    hasher.update(&whole);
+    let hash = hasher.finish();
+    let (right, its) = file(nodes);
+    assert!(right.has_digest(&hash).unwrap());
+    assert_eq!(its.counters().asked, 0, "its chunks were verified one by one");
+    assert!(!right.has_digest(&crate::id::FileHash([1; 32])).unwrap());
+    let (nodes, _) = chain(20);
+    let other = nodes.map.lock().get(&ids[0]).cloned().unwrap();
+    nodes.map.lock().insert(ids[7], other);
+    let error = file(nodes).0.has_digest(&hash).unwrap_err();
+    assert!(error.to_string().contains(&ids[7].short()), "{error}");
+    let (nodes, _) = chain(20);
+    nodes.map.lock().remove(&ids[19]);
+    assert!(file(nodes).0.has_digest(&hash).is_err());
+}
