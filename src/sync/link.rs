@@ -58,7 +58,7 @@ pub struct Link {
 }
 
 /// A frame: its type and what is in it.
-pub(super) type Frame = (u8, Vec<u8>);
+pub type Frame = (u8, Vec<u8>);
 
 impl Link {
     /// Frames over a wire.
