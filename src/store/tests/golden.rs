@@ -1,4 +1,4 @@
-//! A store that format version 1 wrote, kept beside the code: what is in it comes out for ever.
+//! Stores that format version 1 wrote, kept beside the code: what is in them comes out for ever.
 
 use super::*;
 
@@ -76,4 +76,57 @@ fn version_1_is_read_for_ever() {
             fs::remove_dir_all(dir.path().join("index")).unwrap();
         }
     }
+}
+
+/// One that pulled branches (two with the same versions) and an object that is another one with an atom changed, put an object
+/// whose fold is kept, and was repaired: what was damaged lies in its quarantine.
+#[test]
+fn what_peers_left_is_read_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/golden");
+    copy(&golden.join("v1-peers"), dir.path());
+    let store = Store::open(dir.path(), &options()).unwrap();
+    for (rev, id) in [
+        ("exp/1", "881d4e51"),
+        ("exp/2", "981e05e3913dc961"),
+        ("main/1", "d3f7ba7e3e0ba2a2"),
+        ("second", "d3f7ba7e3e0ba2a2"),
+    ] {
+        let v = store.resolve(rev).unwrap();
+        assert!(v.id.to_string().starts_with(id), "{rev}: {}", v.id);
+    }
+    let head = store.latest("main").unwrap();
+    assert!(store.signature("main", &head.id).is_some());
+    assert_eq!(read(&store, "exp", "model").unwrap(), b"three\n".repeat(9));
+    let versions: Vec<_> = ["main", "exp"]
+        .iter()
+        .flat_map(|b| store.versions(b).unwrap())
+        .collect();
+    let mut report = store.verify(&versions, &mut |_| {});
+    store.verify_packs(&mut report);
+    assert_eq!((report.damage, report.versions), (vec![], 3));
+    let objects =
+        ["ecf3567112519ce3", "bf40cbe40f7ea67e", "2c829a90a5601dff"].map(|id| store.object(id).unwrap());
+    for object in &objects {
+        object.copy_to(&mut std::io::sink(), &mut |_| Ok(())).unwrap();
+    }
+    let proof = store.prove(&objects[1], 3072..4096).unwrap().encode();
+    assert!(proof == fs::read(golden.join("v1-peers.proof")).unwrap());
+    // A fold that would not be taken would be made again.
+    let fold = fs::read_dir(dir.path().join("folds"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    let before = fs::metadata(&fold).unwrap().modified().unwrap();
+    store.prove(&objects[2], 0..32).unwrap();
+    assert_eq!(fs::metadata(&fold).unwrap().modified().unwrap(), before);
+    fs::remove_file(&fold).unwrap();
+    store
+        .object("2c829a90")
+        .and_then(|object| store.prove(&object, 0..32))
+        .unwrap();
+    let kept = golden.join("v1-peers/folds").join(fold.file_name().unwrap());
+    assert!(fs::read(&fold).unwrap() == fs::read(kept).unwrap());
 }

@@ -3,7 +3,7 @@
 use crate::error::{Error, Kind};
 use crate::id::{FileHash, NodeId, ObjectId, VersionId};
 use crate::store::{Place, Timestamp, Version};
-use crate::sync::encoding::CODES;
+use crate::sync::encoding::{CODES, encoded_again};
 use crate::sync::message::*;
 use proptest::prelude::*;
 
