@@ -40,6 +40,7 @@ impl Reach {
                 frame: time,
                 idle: time,
                 slowest: 0,
+                ..Patience::default()
             },
             make: false,
         }

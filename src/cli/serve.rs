@@ -61,6 +61,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         frame: idle.min(Patience::default().frame),
         idle,
         slowest: 0,
+        ..Patience::default()
     };
     let options = Options {
         memory: args.memory,

@@ -90,7 +90,7 @@ pub(super) fn answer(store: &Store, link: &mut Link, recent: &mut Recent, reques
             say(link, &log(store, head, &known))
         }
         Request::Nodes(ids) => ids.iter().try_for_each(|id| node(store, link, id)),
-        Request::Object(of) => match recent.object(store, of)? {
+        Request::Object(of) => match link.while_busy(|| recent.object(store, of))? {
             Some(object) => say(link, &Answer::Object(object.manifest.encode())),
             None => say(link, &Answer::Missing { damaged: false }),
         },
@@ -106,10 +106,16 @@ pub(super) fn answer(store: &Store, link: &mut Link, recent: &mut Recent, reques
             let (ids, more) = page(ids, |_| 32);
             say(link, &Answer::Objects { more, ids })
         }
-        Request::Records { of, places } => match recent.object(store, of)? {
-            None => say(link, &Answer::Missing { damaged: false }),
-            Some(object) => say(link, &Answer::Records(store.records(object, &places)?)),
-        },
+        Request::Records { of, places } => {
+            let records = || {
+                let object = recent.object(store, of)?;
+                object.map(|object| store.records(object, &places)).transpose()
+            };
+            match link.while_busy(records)? {
+                None => say(link, &Answer::Missing { damaged: false }),
+                Some(records) => say(link, &Answer::Records(records)),
+            }
+        }
         Request::Read { of, bytes, packed } => match recent.read(store, of, bytes) {
             Ok(None) => say(link, &Answer::Missing { damaged: false }),
             Ok(Some(bytes)) => say(link, &Answer::Bytes { bytes, packed }),
@@ -119,7 +125,10 @@ pub(super) fn answer(store: &Store, link: &mut Link, recent: &mut Recent, reques
             }
             Err(e) => Err(e),
         },
-        Request::Check(what) => say(link, &Answer::State(check(store, what)?)),
+        Request::Check(what) => {
+            let state = link.while_busy(|| check(store, what))?;
+            say(link, &Answer::State(state))
+        }
         Request::Push { .. } | Request::PushObject(_) => Err(Error::new(
             Kind::Usage,
             "something was to be pushed in the middle of something else",
@@ -196,7 +205,7 @@ fn send(link: &mut Link, node: &RawNode) -> Result<()> {
     pieces.try_for_each(|piece| say(link, &Answer::More(piece.to_vec())))
 }
 
-/// Checks something from end to end, however long that takes.
+/// Checks something from end to end.
 fn check(store: &Store, what: Checked) -> Result<State> {
     store.refresh()?;
     let mut report = Report::default();

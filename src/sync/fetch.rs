@@ -342,7 +342,8 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
     /// All of a file is here.
     fn whole(&mut self, file: &ImportedFile, id: NodeId, version: usize) -> Result<()> {
         let before = self.import.appended();
-        self.import.file(file)?;
+        let (import, link) = (&mut *self.import, self.asker.link());
+        link.while_busy(|| import.file(file))?;
         self.wanted.remove(&id);
         self.count(version, before);
         Ok(())

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use std::io;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 /// The most bytes of a frame, its type included, its length not.
@@ -15,8 +16,14 @@ pub struct Patience {
     pub idle: Duration,
     /// Who sends fewer bytes a second, while they are waited for, is given up; 0 for nobody.
     pub slowest: u64,
+    /// Who works on something that is waited for here says so this often.
+    pub still: Duration,
 }
 
+/// The type of the frame that says so; there is nothing in it.
+pub(super) const STILL: u8 = 0x02;
+/// Nobody is believed for longer than this, for one frame.
+const LONGEST: Duration = Duration::from_secs(6 * 3600);
 /// How long somebody must have been waited for before they are called slow.
 const SLOW: Duration = Duration::from_secs(20);
 
@@ -26,6 +33,7 @@ impl Default for Patience {
             frame: Duration::from_secs(120),
             idle: Duration::from_secs(600),
             slowest: 0,
+            still: Duration::from_secs(2),
         }
     }
 }
@@ -53,6 +61,8 @@ pub struct Link {
     received: u64,
     turns: u64,
     asking: bool,
+    /// Why nothing more can be sent. What the peer said before may say more.
+    gone: Option<Error>,
     /// For so long something was waited for lately, and so much came.
     waited: (Duration, u64),
 }
@@ -73,6 +83,7 @@ impl Link {
             received: 0,
             turns: 0,
             asking: false,
+            gone: None,
             waited: (Duration::ZERO, 0),
         }
     }
@@ -111,33 +122,76 @@ impl Link {
         }
     }
 
-    /// Sends all that was put.
+    /// Sends all that was put. To a peer that hung up nothing is sent: that is told once all that it said has been heard.
     ///
     /// # Errors
     /// What the wire reports.
     pub fn flush(&mut self) -> Result<()> {
         let mut from = 0;
-        while let Some(rest) = self.output.get(from..).filter(|r| !r.is_empty()) {
-            let n = self
-                .wire
-                .write(rest, Instant::now() + self.patience.idle)
-                .map_err(|e| lost("send to", e))?;
-            if n == 0 {
-                return Err(lost("send to", io::ErrorKind::WriteZero.into()));
+        while let Some(rest) = self
+            .output
+            .get(from..)
+            .filter(|r| !r.is_empty() && self.gone.is_none())
+        {
+            match self.wire.write(rest, Instant::now() + self.patience.idle) {
+                Ok(0) => return Err(lost("send to", io::ErrorKind::WriteZero.into())),
+                Ok(n) => {
+                    from += n;
+                    self.sent += n as u64;
+                    self.asking = true;
+                }
+                Err(e) if hung_up(&e) => self.gone = Some(lost("send to", e)),
+                Err(e) => return Err(lost("send to", e)),
             }
-            from += n;
-            self.sent += n as u64;
-            self.asking = true;
         }
         self.output.clear();
         Ok(())
     }
 
-    /// The next frame; nothing if the peer closed its side between two.
+    /// The next frame; nothing if the peer closed its side between two. That the peer is still at work is passed over.
     ///
     /// # Errors
     /// `Io` if the peer is gone or too slow; damage if what it sent is no frame.
     pub(super) fn next(&mut self) -> Result<Option<Frame>> {
+        let start = Instant::now();
+        loop {
+            let frame = self.next_of_all()?;
+            if frame
+                .as_ref()
+                .is_none_or(|(kind, body)| *kind != STILL || !body.is_empty())
+            {
+                return Ok(frame);
+            }
+            if start.elapsed() > LONGEST {
+                return Err(Error::new(Kind::Io, "the peer has been at work for too long"));
+            }
+            // Who works is not slow.
+            self.waited = Default::default();
+        }
+    }
+
+    /// Does what may take long and is waited for at the other side, which is told so from time to time.
+    pub(super) fn while_busy<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let (done, ended) = std::sync::mpsc::channel::<()>();
+        let every = self.patience.still;
+        std::thread::scope(|scope| {
+            let tell = move || {
+                while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                    // If the peer is gone, that shows with the next frame.
+                    if self.put(STILL, &[]).and_then(|()| self.flush()).is_err() {
+                        return;
+                    }
+                }
+            };
+            // Without the thread the work is as good.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, tell);
+            // Dropped when the work ends, however it does: the thread ends then.
+            let _done = done;
+            work()
+        })
+    }
+
+    fn next_of_all(&mut self) -> Result<Option<Frame>> {
         self.flush()?;
         if self.rest.is_empty() {
             if std::mem::take(&mut self.asking) {
@@ -149,7 +203,7 @@ impl Link {
                 _ => self.patience.idle,
             };
             if !self.fill(Instant::now() + patience)? {
-                return Ok(None);
+                return self.gone.take().map_or(Ok(None), Err);
             }
         }
         let deadline = Instant::now() + self.patience.frame;
@@ -204,14 +258,17 @@ impl Link {
     }
 }
 
+fn hung_up(e: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    matches!(e.kind(), ConnectionReset | BrokenPipe | ConnectionAborted)
+}
+
 fn lost(what: &str, e: io::Error) -> Error {
     match e.kind() {
         io::ErrorKind::TimedOut => {
             Error::new(Kind::Io, format!("{what} the peer: it was silent for too long"))
         }
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
-            Error::new(Kind::Io, format!("the peer hung up: {e}"))
-        }
+        _ if hung_up(&e) => Error::new(Kind::Io, format!("the peer hung up: {e}")),
         // Without its errno: a broken pipe here is not that of who reads what we print.
         _ => Error::new(Kind::Io, format!("{what} the peer: {e}")),
     }

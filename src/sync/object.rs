@@ -94,13 +94,12 @@ pub(super) fn pull(
         .iter()
         .map(|o| store.object_file(&o.manifest))
         .collect::<Result<_>>()?;
-    let folds: Vec<Cow<'_, Fold>> = files
-        .iter()
-        .map(|file| match width == Width::FULL {
-            true => Ok(Cow::Borrowed(store.fold_of(file)?)),
-            false => Ok(Cow::Owned(Fold::of(file, width, 1)?)),
-        })
-        .collect::<Result<_>>()?;
+    let fold = |file| match width == Width::FULL {
+        true => Ok(Cow::Borrowed(store.fold_of(file)?)),
+        false => Ok(Cow::Owned(Fold::of(file, width, 1)?)),
+    };
+    let link = asker.link();
+    let folds: Vec<Cow<'_, Fold>> = link.while_busy(|| files.iter().map(fold).collect::<Result<_>>())?;
     let bases = files.iter().zip(&folds).map(|(file, fold)| Base {
         source: file,
         fold,
@@ -154,7 +153,9 @@ pub(super) fn pull(
     };
     // Narrow ids, which only tests have, are not those of any object that could be put.
     let put = match width == Width::FULL {
-        true => store.put_patched(old, manifest, &new, &changed)?,
+        true => asker
+            .link()
+            .while_busy(|| store.put_patched(old, manifest, &new, &changed))?,
         false => Patched::Unfit,
     };
     match put {

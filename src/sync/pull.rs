@@ -366,7 +366,9 @@ impl Plan {
         pulled.tags_kept = self.kept;
         pulled.objects = self.objects.iter().map(|o| o.id().to_string()).collect();
         if !(adopt.is_empty() && self.tags.is_empty() && cold.is_empty()) {
-            import.publish(adopt, self.tags, cold)?;
+            asker
+                .link()
+                .while_busy(|| import.publish(adopt, self.tags, cold))?;
         }
         for (branch, head, signature) in self.signatures {
             store.keep_signature(&branch, &head, &signature)?;

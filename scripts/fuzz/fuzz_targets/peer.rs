@@ -69,7 +69,7 @@ fn frames(mut data: &[u8]) -> Vec<u8> {
 fuzz_target!(|data: &[u8]| {
     let [which, data @ ..] = data else { return };
     let said = if which & 8 == 0 { frames(data) } else { data.to_vec() };
-    let patience = Patience { frame: Duration::from_secs(5), idle: Duration::from_secs(5), slowest: 0 };
+    let patience = Patience { frame: Duration::from_secs(5), idle: Duration::from_secs(5), ..Patience::default() };
     let mut link = Link::new(Box::new(Said(said)), patience);
     let (store, head) = (store(), store().latest("main").map(|v| v.id));
     match which % 4 {

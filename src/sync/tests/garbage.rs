@@ -156,6 +156,7 @@ fn who_dawdles_is_hung_up_on() {
             frame: Duration::from_millis(50),
             idle: Duration::from_millis(100),
             slowest: 0,
+            ..Patience::default()
         };
         let mut link = Link::new(Box::new(Pipe::socket(theirs.into()).unwrap()), patience);
         let start = Instant::now();
@@ -178,6 +179,7 @@ fn others_are_served_while_somebody_sends_garbage() {
             frame: Duration::from_millis(200),
             idle: Duration::from_secs(5),
             slowest: 0,
+            ..Patience::default()
         },
     };
     let server = Server::bind(&[Listen::Unix(path.clone())], options).unwrap();

@@ -1,11 +1,13 @@
 //! Two stores and a way between them that may be cut, or lie.
 
+mod busy;
 mod examples;
 mod garbage;
+mod lies;
 mod messages;
 mod objects;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Kind, Result};
 use crate::id::VersionId;
 use crate::store::tests::{Fixture, Model, Noise, chains_hold, options, read, request};
 use crate::store::{Store, manifest_id};
@@ -78,6 +80,7 @@ fn over(wire: impl Wire + 'static) -> Link {
         frame: Duration::from_millis(300),
         idle: Duration::from_secs(20),
         slowest: 0,
+        ..Patience::default()
     };
     Link::new(Box::new(wire), patience)
 }
@@ -439,119 +442,6 @@ fn a_flipped_bit_imports_nothing_or_does_not_matter() {
         }
     }
     assert!(refused > 50, "{refused}");
-}
-
-/// A server that says of each node what `lie` makes of it.
-fn lying(there: &Store, link: &mut Link, lie: &dyn Fn(&mut Answer)) -> Result<()> {
-    crate::sync::ask::hello(link, there.id())?;
-    while let Some(frame) = link.next()? {
-        let Some(request) = Request::decode(&frame)? else {
-            return Err(Error::damage("no request"));
-        };
-        let Request::Nodes(ids) = request else {
-            crate::sync::answer::answer(there, link, &mut Default::default(), request)?;
-            continue;
-        };
-        for id in ids {
-            let Ok(node) = there.raw_node(&id) else {
-                crate::sync::answer::say(link, &Answer::Missing { damaged: false })?;
-                continue;
-            };
-            let mut answer = Answer::Node {
-                kind: node.kind,
-                len: node.payload.len() as u64,
-                meta: node.meta,
-                first: node.payload.to_vec(),
-            };
-            lie(&mut answer);
-            crate::sync::answer::say(link, &answer)?;
-        }
-    }
-    Ok(())
-}
-
-/// What is made of an answer.
-type Lie = Box<dyn Fn(&mut Answer) + Sync>;
-
-#[test]
-fn a_lying_server_is_found_out() {
-    let there = Fixture::new();
-    series(&there, &[3000, 800], 3);
-    let other = Fixture::new();
-    let path = other.write("model.safetensors", &Model::new(&[900]).safetensors(0));
-    other.commit(&path);
-    let entry = other
-        .store
-        .entry(&other.store.latest("main").unwrap(), b"model.safetensors")
-        .unwrap();
-    let crate::store::EntryKind::File { hash, len, .. } = entry.kind else {
-        panic!("no file")
-    };
-    let foreign = other.store.raw_node(&manifest_id(&hash, len)).unwrap();
-    let lies: [(&str, Lie); 6] = [
-        (
-            "a payload of zeros",
-            Box::new(|a| {
-                if let Answer::Node { kind: 1, first, .. } = a {
-                    first.fill(0);
-                }
-            }),
-        ),
-        (
-            "another kind",
-            Box::new(|a| {
-                if let Answer::Node { kind, .. } = a {
-                    *kind = 3 - *kind % 2;
-                }
-            }),
-        ),
-        (
-            "a node of 4 GiB",
-            Box::new(|a| {
-                if let Answer::Node { len, .. } = a {
-                    *len = 1 << 32;
-                }
-            }),
-        ),
-        (
-            "longer than announced",
-            Box::new(|a| {
-                if let Answer::Node { len, .. } = a {
-                    *len = 1;
-                }
-            }),
-        ),
-        (
-            "another file's manifest",
-            Box::new(move |a| {
-                if let Answer::Node {
-                    kind: 3,
-                    first,
-                    len,
-                    meta,
-                } = a
-                {
-                    *first = foreign.payload.to_vec();
-                    *len = first.len() as u64;
-                    *meta = foreign.meta.clone();
-                }
-            }),
-        ),
-        ("nothing", Box::new(|a| *a = Answer::Missing { damaged: false })),
-    ];
-    for (what, lie) in lies {
-        let here = Fixture::new();
-        let (a, b) = pair();
-        let e = std::thread::scope(|scope| {
-            scope.spawn(|| lying(&there.store, &mut over(b), &*lie));
-            let mut link = over(a);
-            pull(&here.store, &mut link, &PullRequest::default(), &mut |_| Ok(()))
-        });
-        let e = e.err().unwrap_or_else(|| panic!("{what} was believed"));
-        assert!(matches!(e.kind(), Kind::Damage | Kind::NotFound), "{what}: {e:?}");
-        assert_eq!(here.store.versions("main").unwrap().len(), 0, "{what}");
-        sound(&here.store);
-    }
 }
 
 #[test]
