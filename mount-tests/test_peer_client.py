@@ -169,12 +169,28 @@ def test_every_way(there, way, tmp_path, name):
     assert got.stdout == noise(3_000_001, 3_000_001), got.stderr
     got = peer("file", address, "main/1:model/a b/deep/größe.bin", "-o", tmp_path / "out", env=env)
     assert got.returncode == 0 and (tmp_path / "out").read_bytes() == noise(3_000_001, 9), got.stderr
-    (tmp_path / "checks").write_text(f"# all\n\nobject {there.objects[33]} {address if name != 'ssh' else there.store} # one\n")
+    # Words of checks are divided by blanks.
+    plain = f"localhost:{there.store}" if name == "ssh" else address
+    (tmp_path / "checks").write_text(f"# all\n\nobject {there.objects[33]} {plain} # one\n")
     audited = peer("audit", tmp_path / "checks", env=env)
     assert audited.returncode == 0 and audited.stdout.startswith(f"verified object {there.objects[33][:8]} "), audited
     # What it could not do anything with.
     fails(1, "not there", "object", address, "0" * 64, env=env)
     fails(1, "no version", "file", address, f"{'0' * 64}:x", env=env)
+
+
+def test_who_is_at_work_is_waited_for(there, lie, tmp_path):
+    still = struct.pack("<IB", 1, 2)
+
+    def busy(kind, body):
+        return (3 * still if kind != HELLO else b"") + struct.pack("<IB", len(body) + 1, kind) + body,
+
+    ident = there.objects[33]
+    assert peer("object", lie(busy), ident, text=False).stdout == noise(33, 33)
+    (tmp_path / "checks").write_text(f"object {ident} {lie(busy)}\n")
+    assert peer("audit", tmp_path / "checks").returncode == 0
+    assert there.run("audit", tmp_path / "checks").returncode == 0
+    fails(1, "out of turn", "object", lie(lambda kind, body: body if kind == HELLO else (still[:4] + b"\3",)), ident)
 
 
 def test_objects_of_all_sizes(there, tmp_path):
