@@ -105,6 +105,9 @@ pub struct Parts {
     pub threads: usize,
 }
 
+/// The most bytes of a message: a version goes from peer to peer in one frame.
+const MAX_MESSAGE: usize = 64 << 10;
+
 /// One commit under way.
 struct Commit<'a> {
     request: &'a CommitRequest,
@@ -145,6 +148,10 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         .entries
         .first()
         .ok_or_else(|| Error::new(Kind::Usage, "nothing to commit"))?;
+    if request.message.len() > MAX_MESSAGE {
+        let why = format!("a message of {} bytes: at most {MAX_MESSAGE} are kept", request.message.len());
+        return Err(Error::new(Kind::Usage, why));
+    }
     parts.packs.refresh()?;
     // Refuses a tag's name before any work is done.
     if parts.history.read().tags().contains_key(&request.branch) {

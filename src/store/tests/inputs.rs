@@ -160,3 +160,14 @@ fn an_index_left_behind_by_shards_names_none() {
     f.write("model-2.safetensors", b"half");
     assert_eq!(named(), Some(2));
 }
+
+#[test]
+fn a_message_fits_into_a_frame_between_peers() {
+    let f = Fixture::new();
+    let mut request = request(&f.write("a", b"some bytes"));
+    request.message = "x".repeat((64 << 10) + 1);
+    assert_eq!(f.store.commit(&request).unwrap_err().kind(), Kind::Usage);
+    request.message.pop();
+    f.store.commit(&request).unwrap();
+    assert_eq!(f.store.latest("main").unwrap().version.message, request.message);
+}
