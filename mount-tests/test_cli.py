@@ -1,6 +1,7 @@
 """The command line without a mount."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 
@@ -166,6 +167,22 @@ def test_help_and_version(zspace):
         assert verb in zspace.out("--help")
         assert zspace.out(verb, "--help")
     assert zspace.out("--version").startswith("zspace ")
+
+
+def test_shells_complete_and_man_shows(zspace, tmp_path):
+    zspace.run("man", tmp_path / "man1")
+    pages = {page.name for page in (tmp_path / "man1").iterdir()}
+    assert {"zspace.1", "zspace-commit.1", "zspace-object-prove.1"} <= pages, pages
+    if shutil.which("man"):
+        page = subprocess.run(["man", "-l", tmp_path / "man1/zspace-commit.1"], capture_output=True, text=True)
+        assert "--branch" in page.stdout
+    (tmp_path / "zspace.bash").write_text(zspace.out("completions", "bash"))
+    complete = f"source {tmp_path}/zspace.bash; COMP_WORDS=(zspace commi); COMP_CWORD=1; _zspace zspace commi zspace; echo ${{COMPREPLY[@]}}"
+    assert subprocess.run(["bash", "-c", complete], capture_output=True, text=True).stdout.split() == ["commit"]
+    for shell in ("zsh", "fish"):
+        assert "commit" in zspace.out("completions", shell)
+    assert zspace.run("completions", "cmd", ok=False).returncode == 64
+    assert zspace.run("man", "/proc/nothing", ok=False).returncode == 1
 
 
 def test_damage_is_found_and_named(zspace, run):

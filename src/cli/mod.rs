@@ -4,12 +4,14 @@ mod audit;
 mod branch;
 mod cat;
 mod commit;
+mod completions;
 mod diff;
 mod export;
 mod helper;
 mod init;
 mod log;
 mod ls;
+mod man;
 mod mount;
 mod notify;
 mod object;
@@ -79,6 +81,8 @@ enum Verb {
     Repair(repair::Args),
     Serve(serve::Args),
     Stats(stats::Args),
+    Completions(completions::Args),
+    Man(man::Args),
 }
 
 /// What every verb may need.
@@ -198,6 +202,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Audit(a) => return audit::run(&context, &a),
         Verb::Serve(a) => serve::run(&context, &a),
         Verb::Stats(a) => stats::run(&context, &a),
+        Verb::Completions(a) => completions::run(&a),
+        Verb::Man(a) => man::run(&a),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

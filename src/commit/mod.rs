@@ -149,7 +149,10 @@ pub fn commit(parts: &Parts, request: &CommitRequest, confirm: Confirm<'_>) -> R
         .first()
         .ok_or_else(|| Error::new(Kind::Usage, "nothing to commit"))?;
     if request.message.len() > MAX_MESSAGE {
-        let why = format!("a message of {} bytes: at most {MAX_MESSAGE} are kept", request.message.len());
+        let why = format!(
+            "a message of {} bytes: at most {MAX_MESSAGE} are kept",
+            request.message.len()
+        );
         return Err(Error::new(Kind::Usage, why));
     }
     parts.packs.refresh()?;
