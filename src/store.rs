@@ -14,7 +14,7 @@ pub use crate::commit::{RepackProgress, RepackRequest, Repacked};
 pub use crate::disk::take_dir;
 pub use crate::format::is_distributed_part;
 pub use crate::graph::{
-    Entry, EntryKind, Follow, MAIN, NodeKind, Numbered, Object, Timestamp, Tree, Version, check_name,
+    Entry, EntryKind, Follow, MAIN, NodeKind, Numbered, Object, Timestamp, Tree, Version, check_name, is_name,
 };
 pub use crate::id::{FileHash, NodeId, ObjectId, VersionId};
 pub use crate::object::{Block, Fold, ObjectManifest, Place, Proof, Width};

@@ -37,6 +37,14 @@ pub struct Report {
     pub damage: Vec<Damage>,
 }
 
+/// What is to be done with a directory.
+enum Step {
+    /// Look at it, at this path.
+    Enter(Vec<u8>, NodeId),
+    /// All below it was looked at; so much was damaged before.
+    Leave(NodeId, usize),
+}
+
 /// Checks versions one by one; files and directories that several versions share are checked once, but reported for each.
 pub struct Verifier {
     packs: Arc<Packs>,
@@ -63,37 +71,38 @@ impl Verifier {
     pub fn version(&mut self, version: &Numbered, told: &mut dyn FnMut(u64)) {
         self.report.versions += 1;
         let name = version.name();
-        let mut dirs = vec![(Vec::new(), version.version.tree)];
-        while let Some((path, id)) = dirs.pop() {
-            if self.good_trees.contains(&id) {
-                continue;
-            }
-            let before = self.report.damage.len();
-            let below = dirs.len();
-            match self
-                .rebuilder
-                .node(&*self.packs, NodeKind::Tree, &id)
-                .and_then(|b| Tree::decode(&b))
-            {
-                Err(e) => self.found(&name, &path, Vec::new(), &e),
-                Ok(tree) => {
-                    for entry in tree.entries() {
-                        let mut at: Vec<u8> = path.clone();
-                        if !at.is_empty() {
-                            at.push(b'/');
-                        }
-                        at.extend_from_slice(&entry.name);
-                        match &entry.kind {
-                            EntryKind::Dir { tree, .. } => dirs.push((at, *tree)),
-                            EntryKind::File { hash, len, .. } => self.file(&name, &at, hash, *len, told),
-                            EntryKind::Symlink(_) => {}
-                        }
-                    }
+        let mut steps = vec![Step::Enter(Vec::new(), version.version.tree)];
+        while let Some(step) = steps.pop() {
+            let (path, id) = match step {
+                Step::Leave(id, damaged) if self.report.damage.len() == damaged => {
+                    self.good_trees.insert(id);
+                    continue;
                 }
-            }
-            // A directory with directories below it is good only once they are; checking it again costs little.
-            if self.report.damage.len() == before && dirs.len() == below {
-                self.good_trees.insert(id);
+                Step::Leave(..) => continue,
+                Step::Enter(_, id) if self.good_trees.contains(&id) => continue,
+                Step::Enter(path, id) => (path, id),
+            };
+            // Good once all below it is.
+            steps.push(Step::Leave(id, self.report.damage.len()));
+            let read = self.rebuilder.node(&*self.packs, NodeKind::Tree, &id);
+            let tree = match read.and_then(|bytes| Tree::decode(&bytes)) {
+                Ok(tree) => tree,
+                Err(e) => {
+                    self.found(&name, &path, Vec::new(), &e);
+                    continue;
+                }
+            };
+            for entry in tree.entries() {
+                let mut at: Vec<u8> = path.clone();
+                if !at.is_empty() {
+                    at.push(b'/');
+                }
+                at.extend_from_slice(&entry.name);
+                match &entry.kind {
+                    EntryKind::Dir { tree, .. } => steps.push(Step::Enter(at, *tree)),
+                    EntryKind::File { hash, len, .. } => self.file(&name, &at, hash, *len, told),
+                    EntryKind::Symlink(_) => {}
+                }
             }
         }
     }

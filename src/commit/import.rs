@@ -20,6 +20,8 @@ use ::bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// The most bytes of a manifest, decoded: of a file of 600 GB.
+const MAX_MANIFEST: usize = 64 << 20;
 /// A payload may be larger than what it stands for by this, which no codec needs.
 const SLACK: usize = 64;
 
@@ -59,6 +61,9 @@ impl ImportedFile {
     /// Damage, if it is not the manifest of a file of such a length.
     pub fn new(hash: FileHash, len: u64, node: &RawNode) -> Result<Self> {
         let (meta, _) = checked(NodeKind::Manifest, node)?;
+        if meta.raw_len as usize > MAX_MANIFEST {
+            return Err(Error::new(Kind::Limit, "a manifest of more than 64 MiB"));
+        }
         if meta.delta.is_some() {
             return Err(Error::damage("a manifest is encoded against another"));
         }
@@ -71,12 +76,24 @@ impl ImportedFile {
             &mut raw,
         )?;
         let manifest = Manifest::decode(&raw)?;
+        let chunks = match &manifest.shape {
+            Shape::Opaque(lens) => lens.iter().map(|len| u64::from(*len)).sum::<u64>() == len,
+            Shape::Layout(_) => manifest.chunks.len() as u64 <= len,
+        };
+        if !chunks {
+            return Err(Error::damage(format!("is no manifest of a file of {len} bytes")));
+        }
         Ok(ImportedFile {
             hash,
             len,
             raw,
             manifest,
         })
+    }
+
+    /// Bytes of the manifest.
+    pub fn size(&self) -> usize {
+        self.raw.len()
     }
 
     /// Its layout, if it has one, and its chunks, in their order.
@@ -366,13 +383,15 @@ impl<'a> Import<'a> {
     }
 
     /// Whether everything in a version is here and says the same; how many files it has. `seen` holds the directories that were
-    /// looked at: their bytes and files.
-    fn whole(&self, version: &Version, seen: &mut HashMap<NodeId, (u64, u64)>) -> Result<u64> {
+    /// looked at.
+    fn whole(&self, version: &Version, seen: &mut HashMap<NodeId, Seen>) -> Result<u64> {
         let name = |e: Error| e.context(format_args!("version {}", version.id().short()));
+        // What one directory says of hard links must agree with the others of the same version.
+        seen.retain(|_, known| !known.linked);
         let mut links = HashMap::new();
-        let (len, files) = self.directory(&version.tree, seen, &mut links, 0).map_err(name)?;
-        match len == version.len {
-            true => Ok(files),
+        let found = self.directory(&version.tree, seen, &mut links, 0).map_err(name)?;
+        match found.len == version.len {
+            true => Ok(found.files),
             false => Err(name(Error::damage("has another size than its files"))),
         }
     }
@@ -380,10 +399,10 @@ impl<'a> Import<'a> {
     fn directory(
         &self,
         id: &NodeId,
-        seen: &mut HashMap<NodeId, (u64, u64)>,
+        seen: &mut HashMap<NodeId, Seen>,
         links: &mut HashMap<u32, (FileHash, u64)>,
         depth: usize,
-    ) -> Result<(u64, u64)> {
+    ) -> Result<Seen> {
         if let Some(known) = seen.get(id) {
             return Ok(*known);
         }
@@ -391,34 +410,43 @@ impl<'a> Import<'a> {
             return Err(Error::new(Kind::Limit, "directories are nested too deep"));
         }
         let tree = self.tree(id)?;
-        let (mut files, linked) = (0, links.len());
+        let mut found = Seen {
+            len: tree.len(),
+            paths: tree.entries().len() as u64,
+            ..Seen::default()
+        };
         for entry in tree.entries() {
             let path = |e: Error| e.context(String::from_utf8_lossy(&entry.name).into_owned());
             match &entry.kind {
                 EntryKind::File { hash, len, link } => {
-                    files += 1;
+                    found.files += 1;
                     if !self.has(&Manifest::id(hash, *len))? {
                         return Err(path(Error::damage("is not here")));
                     }
+                    found.linked |= *link > 0;
                     if *link > 0 && *links.entry(*link).or_insert((*hash, *len)) != (*hash, *len) {
                         return Err(path(Error::damage("hard links differ")));
                     }
                 }
                 EntryKind::Dir { tree, len } => {
-                    let (real, more) = self.directory(tree, seen, links, depth + 1).map_err(path)?;
-                    if real != *len {
+                    let below = self.directory(tree, seen, links, depth + 1).map_err(path)?;
+                    if below.len != *len {
                         return Err(path(Error::damage("has another size than its files")));
                     }
-                    files += more;
+                    found.files += below.files;
+                    found.paths += below.paths;
+                    found.linked |= below.linked;
+                    // A directory in several places is there once, and everybody who walks through it goes there each time.
+                    if found.paths > MAX_PATHS {
+                        let why = format!("more than {MAX_PATHS} files and directories");
+                        return Err(Error::new(Kind::Limit, why));
+                    }
                 }
                 EntryKind::Symlink(_) => {}
             }
         }
-        // Where there are hard links, what one directory says must agree with others of the same version.
-        if links.len() == linked {
-            seen.insert(*id, (tree.len(), files));
-        }
-        Ok((tree.len(), files))
+        seen.insert(*id, found);
+        Ok(found)
     }
 
     /// Whether an object's bytes are here, and have the roots that its manifest says.
@@ -436,6 +464,21 @@ impl<'a> Import<'a> {
     }
 }
 
+/// A directory that was looked at.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    /// Bytes of the files in it and below.
+    len: u64,
+    /// How many those are.
+    files: u64,
+    /// How many names there are in it and below.
+    paths: u64,
+    /// Whether any of them is a hard link.
+    linked: bool,
+}
+
+/// Names in one version, at most.
+const MAX_PATHS: u64 = 1 << 24;
 /// Directories within one another, at most: as deep as a path can be.
 const MAX_TREE_DEPTH: usize = 2048;
 

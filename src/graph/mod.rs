@@ -14,7 +14,7 @@ pub use adopt::{Adopted, Follow};
 pub use history::{Branch, History, MAIN, Object, now};
 pub use ledger::LiveHistory;
 pub use manifest::{Manifest, Shape};
-pub use names::check_name;
+pub use names::{check_name, is_name};
 pub use node::{Delta, Further, MANY_DEPTH, MAX_BASES, NodeKind, NodeMeta};
 pub use record::{Change, Record};
 pub use tree::{Entry, EntryKind, Timestamp, Tree};

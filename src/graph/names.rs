@@ -55,6 +55,11 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
     ))
 }
 
+/// Whether a branch or tag may have this name: see [`check_branch`].
+pub fn is_name(name: &str) -> bool {
+    check_branch(name).is_ok()
+}
+
 /// Checks the name of a new branch: never `latest`, all digits, or what could be a prefix of an id.
 pub(super) fn check_branch(name: &str) -> Result<()> {
     check_name("branch", name)?;

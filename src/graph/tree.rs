@@ -65,6 +65,10 @@ pub enum EntryKind {
     Symlink(Vec<u8>),
 }
 
+/// The most bytes of an attribute's value, and of a symbolic link's target: as many as Linux allows.
+const MAX_XATTR: usize = 64 << 10;
+const MAX_TARGET: usize = 4095;
+
 impl Entry {
     /// Logical size: a file's length, the sum below a directory, the length of a link's target.
     pub fn len(&self) -> u64 {
@@ -130,8 +134,23 @@ impl Tree {
                     String::from_utf8_lossy(n)
                 )));
             }
+            let user = |name: &[u8]| name.starts_with(b"user.") && name.len() <= 255 && !name.contains(&0);
+            if !e
+                .xattrs
+                .iter()
+                .all(|(name, value)| user(name) && value.len() <= MAX_XATTR)
+            {
+                return Err(Error::damage(
+                    "tree has an attribute that is not a user's, or too long",
+                ));
+            }
             if !e.xattrs.is_sorted_by(|a, b| a.0 < b.0) {
                 return Err(Error::damage("tree has attributes out of order"));
+            }
+            if let EntryKind::Symlink(target) = &e.kind
+                && (target.is_empty() || target.len() > MAX_TARGET || target.contains(&0))
+            {
+                return Err(Error::damage("tree has a symbolic link to nowhere"));
             }
         }
         if !self.0.is_sorted_by(|a, b| a.name < b.name) {
@@ -230,9 +249,10 @@ pub(super) mod tests {
                 link
             }),
             (any::<[u8; 32]>(), any::<u64>()).prop_map(|(h, len)| EntryKind::Dir { tree: NodeId(h), len }),
-            any::<Vec<u8>>().prop_map(EntryKind::Symlink),
+            proptest::collection::vec(1u8.., 1..60).prop_map(EntryKind::Symlink),
         ];
-        let xattrs = proptest::collection::btree_map(any::<Vec<u8>>(), any::<Vec<u8>>(), 0..3);
+        let name = "user\\.[a-z]{0,9}".prop_map(String::into_bytes);
+        let xattrs = proptest::collection::btree_map(name, any::<Vec<u8>>(), 0..3);
         (
             "[a-z.\u{e4}\n -]{3,20}",
             0u32..0o10000,
@@ -279,6 +299,27 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn what_would_do_harm_where_it_is_exported_is_refused() {
+        let with = |xattr: Option<&[u8]>, target: &[u8]| {
+            Tree::new(vec![Entry {
+                name: b"a".to_vec(),
+                mode: 0o777,
+                mtime: Timestamp::default(),
+                xattrs: xattr.into_iter().map(|name| (name.to_vec(), vec![1])).collect(),
+                kind: EntryKind::Symlink(target.to_vec()),
+            }])
+        };
+        assert!(with(Some(b"user.a"), b"t").is_ok());
+        let long = [&b"user."[..], &[b'x'; 251]].concat();
+        for name in [&b"security.capability"[..], b"trusted.a", b"", b"user.a\0", &long] {
+            assert!(with(Some(name), b"t").is_err(), "{name:?}");
+        }
+        for target in [&b""[..], b"a\0b", &[b'x'; 4096]] {
+            assert!(with(None, target).is_err());
+        }
+    }
+
+    #[test]
     fn names_that_would_escape_are_refused() {
         for name in [&b".."[..], b".", b"", b"a/b", b"a\0"] {
             let e = Entry {
@@ -286,7 +327,7 @@ pub(super) mod tests {
                 mode: 0o644,
                 mtime: Timestamp::default(),
                 xattrs: vec![],
-                kind: EntryKind::Symlink(vec![]),
+                kind: EntryKind::Symlink(b"t".to_vec()),
             };
             assert!(Tree::new(vec![e]).is_err(), "{name:?}");
         }

@@ -4,7 +4,7 @@ use super::link::{Link, MAX_FRAME};
 use super::message::{Answer, Checked, Readable, Ref, Request, State, Target, page};
 use crate::error::{Error, Kind, Result};
 use crate::id::{NodeId, VersionId};
-use crate::store::{Numbered, ObjectFile, ObjectSource, RawNode, Report, Store};
+use crate::store::{Numbered, ObjectFile, ObjectSource, Place, RawNode, Report, Store};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,18 +27,25 @@ pub(super) struct Recent {
 
 impl Recent {
     fn object(&mut self, store: &Store, of: Target) -> Result<Option<&ObjectFile>> {
-        if self.object.as_ref().is_none_or(|o| o.0 != of) {
+        if !self.has(of) {
             self.object = None;
-            let found = match of {
-                Target::Object(id) => store.object_of(&id).map(|o| store.object_file(&o.manifest)),
-                Target::File(hash, len) => match store.file_object(&hash, len) {
-                    Err(e) if e.kind() == Kind::NotFound => None,
-                    found => Some(found),
-                },
-            };
-            self.object = found.transpose()?.map(|o| (of, o));
+            let mut found = find(store, of)?;
+            if found.is_none() && store.refresh()? {
+                found = find(store, of)?;
+            }
+            self.object = found.map(|o| (of, o));
         }
         Ok(self.object.as_ref().map(|o| &o.1))
+    }
+
+    fn has(&self, of: Target) -> bool {
+        self.object.as_ref().is_some_and(|o| o.0 == of)
+    }
+
+    /// Records of an object; nothing if it is not here.
+    fn records(&mut self, store: &Store, of: Target, places: &[Place]) -> Result<Option<Vec<u8>>> {
+        let object = self.object(store, of)?;
+        object.map(|object| store.records(object, places)).transpose()
     }
 
     /// Bytes of something; nothing if it is not here.
@@ -74,6 +81,17 @@ impl Recent {
     }
 }
 
+fn find(store: &Store, of: Target) -> Result<Option<ObjectFile>> {
+    let found = match of {
+        Target::Object(id) => store.object_of(&id).map(|o| store.object_file(&o.manifest)),
+        Target::File(hash, len) => match store.file_object(&hash, len) {
+            Err(e) if e.kind() == Kind::NotFound => None,
+            found => Some(found),
+        },
+    };
+    found.transpose()
+}
+
 /// Answers a request that asks for something.
 ///
 /// # Errors
@@ -90,6 +108,7 @@ pub(super) fn answer(store: &Store, link: &mut Link, recent: &mut Recent, reques
             say(link, &log(store, head, &known))
         }
         Request::Nodes(ids) => ids.iter().try_for_each(|id| node(store, link, id)),
+        // The file of a version is folded for it.
         Request::Object(of) => match link.while_busy(|| recent.object(store, of))? {
             Some(object) => say(link, &Answer::Object(object.manifest.encode())),
             None => say(link, &Answer::Missing { damaged: false }),
@@ -107,11 +126,12 @@ pub(super) fn answer(store: &Store, link: &mut Link, recent: &mut Recent, reques
             say(link, &Answer::Objects { more, ids })
         }
         Request::Records { of, places } => {
-            let records = || {
-                let object = recent.object(store, of)?;
-                object.map(|object| store.records(object, &places)).transpose()
+            // Folded for the first of them.
+            let records = match recent.has(of) {
+                true => recent.records(store, of, &places)?,
+                false => link.while_busy(|| recent.records(store, of, &places))?,
             };
-            match link.while_busy(records)? {
+            match records {
                 None => say(link, &Answer::Missing { damaged: false }),
                 Some(records) => say(link, &Answer::Records(records)),
             }

@@ -16,6 +16,8 @@ const UNANSWERED: usize = 32 << 10;
 const MAX_PAYLOAD: u64 = (256 << 20) + 1024;
 /// The most versions of one line.
 const MAX_VERSIONS: usize = 1 << 20;
+/// The most bytes of what is said of the versions of one line, and of all refs.
+const MAX_SAID: usize = 256 << 20;
 /// The most branches and tags of a store, and objects.
 const MAX_REFS: usize = 1 << 20;
 
@@ -92,6 +94,7 @@ impl<'a> Asker<'a> {
     /// All branches and tags.
     pub(super) fn refs(&mut self) -> Result<Vec<Ref>> {
         let mut all: Vec<Ref> = Vec::new();
+        let mut said = 0;
         loop {
             let after = all.last().map_or(String::new(), |r| r.name.clone());
             let Answer::Refs { more, refs } = self.ask(&Request::Refs { after })? else {
@@ -106,11 +109,15 @@ impl<'a> Asker<'a> {
             {
                 return Err(Error::damage("the peer lists refs out of order"));
             }
+            said += refs
+                .iter()
+                .map(|r| r.name.len() + r.signature.len() + 100)
+                .sum::<usize>();
             all.extend(refs);
             if !more {
                 return Ok(all);
             }
-            if all.len() > MAX_REFS {
+            if all.len() > MAX_REFS || said > MAX_SAID {
                 return Err(Error::new(Kind::Limit, "the peer has too many refs"));
             }
         }
@@ -272,6 +279,7 @@ impl<'a> Asker<'a> {
         known: &dyn Fn(&VersionId) -> bool,
     ) -> Result<(Vec<Version>, Option<VersionId>)> {
         let (mut line, mut next) = (Vec::new(), Some(head));
+        let mut said = 0;
         while let Some(at) = next.filter(|id| !known(id)) {
             let request = Request::Log {
                 head: at,
@@ -294,9 +302,10 @@ impl<'a> Asker<'a> {
                     return Err(Error::damage(why));
                 }
                 next = version.parents.first().copied();
+                said += version.message.len() + version.entry.len() + 32 * version.parents.len() + 200;
                 line.push(version);
             }
-            if line.len() > MAX_VERSIONS {
+            if line.len() > MAX_VERSIONS || said > MAX_SAID {
                 return Err(Error::new(Kind::Limit, "more versions than one line may have"));
             }
             if !more && next.is_some_and(|id| !known(&id)) {

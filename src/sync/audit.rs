@@ -4,7 +4,7 @@ use super::address::Address;
 use super::ask::{Asker, hello};
 use super::connect::{Peer, Ways};
 use super::link::Link;
-use super::message::{Checked, MAX_READ, Readable, State, Target};
+use super::message::{Checked, Readable, State, Target};
 use crate::error::{Error, Kind, Result};
 use crate::id::{ObjectId, VersionId};
 use crate::store::{NodeKind, ObjectManifest, ObjectRecords, Width, tree_id};
@@ -205,7 +205,10 @@ fn object(asker: &mut Asker<'_>, id: ObjectId) -> Result<()> {
 /// Has a replica show a version and its root.
 fn version(asker: &mut Asker<'_>, id: VersionId) -> Result<()> {
     let version = asker.version(id)?;
-    let tree = asker.plain(Readable::Node(NodeKind::Tree as u8, version.tree), MAX_READ)?;
+    let tree = asker.plain(
+        Readable::Node(NodeKind::Tree as u8, version.tree),
+        u64::from(NodeKind::Tree.max_len()),
+    )?;
     match tree_id(&tree) == version.tree {
         true => Ok(()),
         false => Err(Error::damage("its root directory has another id")),

@@ -501,10 +501,12 @@ fn short(text: &str) -> Result<String> {
 fn failed(r: &mut Reader<'_>) -> Result<Error> {
     let (code, text) = (r.u8()?, r.text()?);
     let kind = usize::from(code).checked_sub(1).and_then(|at| CODES.get(at));
-    Ok(Error::new(
-        *kind.unwrap_or(&Kind::Io),
-        format!("the peer says: {}", printable(text)),
-    ))
+    let kind = match kind {
+        // What it could not do with what it was told, or for want of room, is nothing that is wrong here.
+        None | Some(Kind::Usage | Kind::NoSpace) => Kind::Io,
+        Some(kind) => *kind,
+    };
+    Ok(Error::new(kind, format!("the peer says: {}", printable(text))))
 }
 
 /// The beginning of a text, if it is long.

@@ -12,6 +12,12 @@ use std::collections::{HashMap, HashSet, VecDeque};
 const SAVE: u64 = 64 << 20;
 /// Bytes of nodes that wait for what they are encoded against; more are asked for again.
 const HELD: usize = 64 << 20;
+/// What a node takes beside its payload.
+const OVERHEAD: usize = 512;
+/// So many nodes at most wait one for the next: more than any rebuild reads.
+const MAX_DEPTH: usize = 1024;
+/// Bytes of manifests whose files are not whole; others are asked for again later.
+const MANIFESTS: usize = 64 << 20;
 /// Chunks that are known to be wanted before the next version is looked at.
 const AHEAD: usize = 4096;
 
@@ -51,6 +57,8 @@ impl Want {
 struct Wanted {
     what: Want,
     version: usize,
+    /// How many others wait for it, one for the next.
+    depth: usize,
 }
 
 /// What is to be fetched: the root of a version, or the file of an object.
@@ -85,6 +93,9 @@ pub(super) struct Fetch<'a, 'l, 's> {
     wanted: HashSet<NodeId>,
     trees: HashSet<NodeId>,
     files: HashMap<NodeId, Incomplete>,
+    /// Bytes of their manifests, and those for which there was no room.
+    manifests: usize,
+    later: VecDeque<Wanted>,
     /// Of a missing node, the manifests of the files that need it.
     needed: HashMap<NodeId, Vec<NodeId>>,
     /// Of a missing node, those that are encoded against it.
@@ -111,6 +122,8 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
             wanted: HashSet::new(),
             trees: HashSet::new(),
             files: HashMap::new(),
+            manifests: 0,
+            later: VecDeque::new(),
             needed: HashMap::new(),
             held: HashMap::new(),
             held_bytes: 0,
@@ -175,7 +188,16 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
         let mut ids = Vec::new();
         let room = self.asker.room();
         while ids.len() < room {
-            let Some(wanted) = self.first.pop_front().or_else(|| self.then.pop_front()) else {
+            let next = self.first.pop_front().or_else(|| self.then.pop_front());
+            // As many at once as would not fit again would only be sent in vain.
+            let again = || {
+                if self.flying.is_empty() {
+                    self.later.pop_front()
+                } else {
+                    None
+                }
+            };
+            let Some(wanted) = next.or_else(again) else {
                 break;
             };
             ids.push(wanted.what.id());
@@ -190,7 +212,11 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
                 Want::Node(NodeKind::Chunk, _) => &mut self.then,
                 _ => &mut self.first,
             };
-            queue.push_back(Wanted { what, version });
+            queue.push_back(Wanted {
+                what,
+                version,
+                depth: 0,
+            });
         }
     }
 
@@ -237,6 +263,10 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
         match wanted.what {
             Want::Manifest(hash, len) => {
                 let file = ImportedFile::new(hash, len, &node)?;
+                if self.manifests + file.size() > MANIFESTS && self.manifests > 0 {
+                    self.later.push_back(wanted);
+                    return Ok(());
+                }
                 self.manifest(file, wanted)
             }
             Want::Node(kind, id) => {
@@ -244,7 +274,7 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
                 while let Some((kind, id, wanted, node)) = todo.pop() {
                     let before = self.import.appended();
                     match self.import.add(kind, id, &node)? {
-                        Added::Needs(bases) => self.hold(kind, wanted, node, &bases),
+                        Added::Needs(bases) => self.hold(kind, wanted, node, &bases)?,
                         Added::Kept => {
                             self.count(wanted.version, before);
                             self.kept(kind, id, wanted.version)?;
@@ -264,21 +294,26 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
     }
 
     /// A node waits for the first of what it is encoded against that is not here; that one is fetched, if it was not to be.
-    fn hold(&mut self, kind: NodeKind, wanted: Wanted, node: RawNode, bases: &[NodeId]) {
-        let Some(base) = bases.first() else { return };
+    fn hold(&mut self, kind: NodeKind, wanted: Wanted, node: RawNode, bases: &[NodeId]) -> Result<()> {
+        let Some(base) = bases.first() else { return Ok(()) };
+        if wanted.depth >= MAX_DEPTH {
+            return Err(Error::damage("the peer sent a chain that does not end"));
+        }
         // Chains are followed depth first: what others wait for comes before new work.
         if self.wanted.insert(*base) {
             self.first.push_front(Wanted {
                 what: Want::Node(kind, *base),
                 version: wanted.version,
+                depth: wanted.depth + 1,
             });
         }
-        let bytes = self.held_bytes + node.payload.len();
+        let bytes = self.held_bytes + node.payload.len() + OVERHEAD;
         let node = (bytes <= HELD).then_some(node);
         if node.is_some() {
             self.held_bytes = bytes;
         }
         self.held.entry(*base).or_default().push(Held { wanted, node });
+        Ok(())
     }
 
     /// What waited for a node that is here now. What had to be let go is asked for again.
@@ -287,7 +322,7 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
         for Held { wanted, node } in self.held.remove(id).unwrap_or_default() {
             match (wanted.what, node) {
                 (Want::Node(kind, id), Some(node)) => {
-                    self.held_bytes = self.held_bytes.saturating_sub(node.payload.len());
+                    self.held_bytes = self.held_bytes.saturating_sub(node.payload.len() + OVERHEAD);
                     out.push((kind, id, wanted, node));
                 }
                 _ => self.first.push_front(wanted),
@@ -310,6 +345,7 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
                 file.get_mut().missing -= 1;
                 if file.get().missing == 0 {
                     let file = file.remove().file;
+                    self.manifests -= file.size();
                     self.whole(&file, manifest, version)?;
                 }
             }
@@ -333,6 +369,7 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
         match missing {
             0 => self.whole(&file, id, wanted.version),
             _ => {
+                self.manifests += file.size();
                 self.files.insert(id, Incomplete { file, missing });
                 Ok(())
             }

@@ -14,6 +14,8 @@ pub struct Patience {
     pub frame: Duration,
     /// … and the next must begin, or somebody take what was sent, within this.
     pub idle: Duration,
+    /// The first frame must be whole within this.
+    pub hello: Duration,
     /// Who sends fewer bytes a second, while they are waited for, is given up; 0 for nobody.
     pub slowest: u64,
     /// Who works on something that is waited for here says so this often.
@@ -22,8 +24,8 @@ pub struct Patience {
 
 /// The type of the frame that says so; there is nothing in it.
 pub(super) const STILL: u8 = 0x02;
-/// Nobody is believed for longer than this, for one frame.
-const LONGEST: Duration = Duration::from_secs(6 * 3600);
+/// Who says so is waited for this many times as long as who is silent.
+const AT_WORK: u32 = 30;
 /// How long somebody must have been waited for before they are called slow.
 const SLOW: Duration = Duration::from_secs(20);
 
@@ -32,6 +34,7 @@ impl Default for Patience {
         Patience {
             frame: Duration::from_secs(120),
             idle: Duration::from_secs(600),
+            hello: Duration::from_secs(120),
             slowest: 0,
             still: Duration::from_secs(2),
         }
@@ -162,7 +165,7 @@ impl Link {
             {
                 return Ok(frame);
             }
-            if start.elapsed() > LONGEST {
+            if start.elapsed() > self.patience.idle.saturating_mul(AT_WORK) {
                 return Err(Error::new(Kind::Io, "the peer has been at work for too long"));
             }
             // Who works is not slow.
@@ -199,7 +202,7 @@ impl Link {
             }
             // Who just came has something to say.
             let patience = match self.received {
-                0 => self.patience.frame,
+                0 => self.patience.hello,
                 _ => self.patience.idle,
             };
             if !self.fill(Instant::now() + patience)? {

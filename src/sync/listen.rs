@@ -21,6 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+/// Who connected must have said hello within this.
+const HELLO: Duration = Duration::from_secs(20);
 /// How often it is asked whether to stop.
 const TICK: Duration = Duration::from_millis(200);
 /// How long those that are served may take to end once it is to stop.
@@ -196,9 +198,14 @@ impl Server {
             true => Err(Error::new(Kind::Stopped, "the server is being stopped")),
             false => Ok(()),
         };
+        // Whoever keeps a place must show soon what for.
+        let patience = Patience {
+            hello: HELLO.min(self.options.patience.frame),
+            ..self.options.patience
+        };
         serve(
             store,
-            &mut Link::new(wire, self.options.patience),
+            &mut Link::new(wire, patience),
             &self.options.allowed,
             &stop,
         )

@@ -8,7 +8,7 @@ use super::object::{self, Warmth};
 use super::signers::Signers;
 use crate::error::{Error, Kind, Result};
 use crate::id::{ObjectId, VersionId};
-use crate::store::{Adopt, Follow, Import, ObjectManifest, Store, Version, Width, check_name};
+use crate::store::{Adopt, Follow, Import, ObjectManifest, Store, Version, Width, is_name};
 use std::collections::{HashMap, HashSet};
 
 /// What to pull.
@@ -148,8 +148,9 @@ fn wanted(refs: &[Ref], request: &PullRequest) -> Result<Vec<Wanted>> {
         .filter(|r| !r.tag)
         .map(|r| (r.name.as_str(), r))
         .collect();
-    for name in refs.iter().map(|r| &r.name) {
-        check_name("branch or tag", name).map_err(|e| Error::damage(e.to_string()))?;
+    if let Some(bad) = refs.iter().find(|r| !is_name(&r.name)) {
+        let why = format!("the peer calls a branch or tag {:?}: that is no name", bad.name);
+        return Err(Error::damage(why));
     }
     let named = !request.branches.is_empty();
     if named || !request.objects.is_empty() {

@@ -31,7 +31,7 @@ pub(super) fn first_that_can<T>(
     Err(failed)
 }
 
-fn is_the_peers(kind: Kind) -> bool {
+pub(super) fn is_the_peers(kind: Kind) -> bool {
     match kind {
         Kind::NotFound
         | Kind::Damage

@@ -3,11 +3,12 @@
 mod busy;
 mod examples;
 mod garbage;
+mod hostile;
 mod lies;
 mod messages;
 mod objects;
 
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::id::VersionId;
 use crate::store::tests::{Fixture, Model, Noise, chains_hold, options, read, request};
 use crate::store::{Store, manifest_id};
