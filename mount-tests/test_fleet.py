@@ -224,10 +224,13 @@ def test_signed_branches(tmp_path, series):
     there.run("sign", "main", "--key", tmp_path / "me")
     relay.run("pull", there.store, "--signers", signers)
     here.run("pull", relay.store, "--signers", signers)
+    mirror = store(tmp_path / "mirror")
+    mirror.run("pull", relay.store, "main:up", "--signers", signers)
     # One that went back to what was signed before.
     shutil.copytree(here.store / "signatures", old.store / "signatures")
-    back = here.run("pull", old.store, "--signers", signers, ok=False)
-    assert back.returncode == 1 and "rolled back" in back.stderr
+    for puller, names in ((here, []), (mirror, ["main:up"]), (mirror, ["main"]), (mirror, ["main:again"])):
+        back = puller.run("pull", old.store, *names, "--signers", signers, ok=False)
+        assert back.returncode == 1 and "rolled back" in back.stderr
     # A server that takes only what is signed.
     server = Server(store(tmp_path / "served"), "--tcp", "127.0.0.1:0", "--signers", signers)
     here.run("push", server.address)

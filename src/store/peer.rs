@@ -54,6 +54,18 @@ impl Store {
         std::fs::read(self.signature_path(branch, head)).ok()
     }
 
+    /// The versions of which a branch of this name has such a signature here.
+    pub fn signed(&self, branch: &str) -> Vec<VersionId> {
+        let names = std::fs::read_dir(self.dir().join("signatures"))
+            .into_iter()
+            .flatten();
+        let id = |name: std::ffi::OsString| {
+            let (of, id) = name.to_str()?.rsplit_once('-')?;
+            id.parse().ok().filter(|_| of == branch)
+        };
+        names.filter_map(|e| id(e.ok()?.file_name())).collect()
+    }
+
     /// Keeps such a signature, to be passed on.
     ///
     /// # Errors

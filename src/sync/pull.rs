@@ -5,7 +5,7 @@ use super::fetch::{Fetch, Fetched, Root};
 use super::link::Link;
 use super::message::Ref;
 use super::object::{self, Warmth};
-use super::signers::Signers;
+use super::signers::{Signers, is_signature};
 use crate::error::{Error, Kind, Result};
 use crate::id::{ObjectId, VersionId};
 use crate::store::{Adopt, Follow, Import, ObjectManifest, Store, Version, Width, is_name};
@@ -82,43 +82,70 @@ pub fn pull(store: &Store, link: &mut Link, request: &PullRequest, told: OnFetch
     hello(link, store.id())?;
     let mut asker = Asker::new(link, request.in_flight);
     let mut pulled = Pulled::default();
-    let result = (|| {
-        let refs = match request.branches.is_empty() && !request.objects.is_empty() {
-            true => Vec::new(),
-            false => asker.refs()?,
-        };
-        let wanted = wanted(&refs, request)?;
-        let mut plan = Plan::default();
-        for Wanted {
-            theirs,
-            branch,
-            head,
-            signature,
-        } in wanted
-        {
-            plan.signed(
-                store,
-                request.signers.as_ref(),
-                (&theirs, &branch),
-                head,
-                signature,
-            )?;
-            plan.branch(store, &mut asker, branch, head)?;
+    let mut tries = 0;
+    let result = loop {
+        let before = heads(store);
+        match attempt(store, &mut asker, request, told, &mut pulled) {
+            // Somebody else brought versions meanwhile, these or others.
+            Err(e)
+                if e.kind() == Kind::Refused
+                    && tries < 3
+                    && store.refresh().is_ok()
+                    && heads(store) != before =>
+            {
+                tries += 1
+            }
+            done => break done,
         }
-        let mut objects = request.objects.clone();
-        if request.all_objects {
-            objects.extend(asker.objects()?);
-        }
-        for id in objects {
-            plan.object(store, &mut asker, id)?;
-        }
-        if !request.no_tags {
-            plan.tags(store, &refs, request)?;
-        }
-        plan.carry_out(store, &mut asker, told, &mut pulled)
-    })();
+    };
     (pulled.received, pulled.sent, pulled.rounds) = (link.received(), link.sent(), link.rounds());
     result.map(|()| pulled)
+}
+
+/// The newest version of each branch.
+fn heads(store: &Store) -> Vec<(String, Option<VersionId>)> {
+    let named = |name: String| {
+        let head = store.latest(&name).map(|v| v.id);
+        (name, head)
+    };
+    store.branches().into_iter().map(named).collect()
+}
+
+fn attempt(
+    store: &Store,
+    asker: &mut Asker<'_>,
+    request: &PullRequest,
+    told: OnFetched<'_>,
+    pulled: &mut Pulled,
+) -> Result<()> {
+    let refs = match request.branches.is_empty() && !request.objects.is_empty() {
+        true => Vec::new(),
+        false => asker.refs()?,
+    };
+    let wanted = wanted(&refs, request)?;
+    let mut plan = Plan::default();
+    for Wanted {
+        theirs,
+        branch,
+        head,
+        signature,
+    } in wanted
+    {
+        plan.signed(store, request.signers.as_ref(), &theirs, head, signature)?;
+        plan.branch(store, asker, branch, head)?;
+    }
+    let mut objects = request.objects.clone();
+    if request.all_objects {
+        objects.extend(asker.objects()?);
+    }
+    for id in objects {
+        plan.object(store, asker, id)?;
+    }
+    if !request.no_tags {
+        plan.tags(store, &refs, request)?;
+    }
+    *pulled = Pulled::default();
+    plan.carry_out(store, asker, told, pulled)
 }
 
 /// A branch to pull.
@@ -192,38 +219,40 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Checks who signed a branch, if that matters, under its name there and here, and plans to keep the signature. A branch may not fall
-    /// behind one that was signed.
+    /// Checks who signed a branch of the peer's, if that matters, and plans to keep the signature, under the name that it is about. A
+    /// branch may not fall behind a version of it that was signed and taken.
     pub(super) fn signed(
         &mut self,
         store: &Store,
         signers: Option<&Signers>,
-        (theirs, ours): (&str, &str),
+        branch: &str,
         head: VersionId,
         signature: Vec<u8>,
     ) -> Result<()> {
-        if let Some(signers) = signers {
-            let by = signers.check(theirs, &head, &signature)?;
-            log::info!("branch {theirs} at {} is signed by {by}", head.short());
-            let versions = store.versions(ours).unwrap_or_default();
-            let newer = versions.iter().rev().take_while(|v| v.id != head);
-            let is_here = versions.iter().any(|v| v.id == head);
-            if let Some(signed) = newer
-                .filter(|_| is_here)
-                .find(|v| store.signature(ours, &v.id).is_some())
-            {
-                let why = format!(
-                    "branch {theirs:?} at {} was rolled back: {} after it was signed, and is here",
-                    head.short(),
-                    signed.name()
-                );
-                return Err(Error::new(Kind::Refused, why));
+        match signers {
+            Some(signers) => {
+                let by = signers.check(branch, &head, &signature)?;
+                log::info!("branch {branch} at {} is signed by {by}", head.short());
+                if let Some(newer) = store
+                    .signed(branch)
+                    .into_iter()
+                    .find(|id| follows(store, id, &head))
+                {
+                    let why = format!(
+                        "branch {branch:?} at {} was rolled back: {} after it was signed, and is here",
+                        head.short(),
+                        newer.short()
+                    );
+                    return Err(Error::new(Kind::Refused, why));
+                }
             }
+            // Nobody can say whose it is: it takes no other's place.
+            None if store.signature(branch, &head).is_some() || !is_signature(branch, &head, &signature) => {
+                return Ok(());
+            }
+            None => {}
         }
-        // Under another name it says nothing.
-        if !signature.is_empty() && theirs == ours {
-            self.signatures.push((ours.to_owned(), head, signature));
-        }
+        self.signatures.push((branch.to_owned(), head, signature));
         Ok(())
     }
 
@@ -376,6 +405,12 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Whether a version comes after another on its line.
+fn follows(store: &Store, id: &VersionId, earlier: &VersionId) -> bool {
+    let parent = |id: &VersionId| store.version(id)?.version.parents.first().copied();
+    std::iter::successors(parent(id), parent).any(|id| id == *earlier)
 }
 
 /// A transfer that was cut off is gone on with: what came is kept, under no name. Not so if the peer sent what is wrong.

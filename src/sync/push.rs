@@ -141,7 +141,7 @@ pub(super) fn take(
             signature,
         } => {
             crate::store::check_name("branch", &branch)?;
-            plan.signed(store, signers, (&branch, &branch), head, signature)?;
+            plan.signed(store, signers, &branch, head, signature)?;
             plan.branch(store, &mut asker, branch, head)?;
         }
         Request::PushObject(id) => plan.object(store, &mut asker, id)?,

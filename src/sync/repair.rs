@@ -77,8 +77,6 @@ fn from_peer(
     let mut repaired = Vec::new();
     let result = fetch(&mut asker, &mut import, left, &mut repaired);
     done.received += asker.link().received();
-    // What came before something failed is right all the same.
-    import.save()?;
     done.repaired += repaired.len() as u64;
     for what in repaired {
         store.quarantine(&what)?;
@@ -100,7 +98,10 @@ fn fetch(
             Broken::File(..) => None,
         })
         .collect();
-    mend(asker, import, &nodes, repaired)?;
+    let mended = mend(asker, import, &nodes, repaired);
+    // What came before something failed is right all the same.
+    import.save()?;
+    mended?;
     for what in left {
         let Broken::File(hash, len) = *what else { continue };
         let Some(node) = asker.manifest(manifest_id(&hash, len))? else {
@@ -114,10 +115,13 @@ fn fetch(
             .map(|(kind, id)| (kind as u8, id))
             .collect();
         let missing: Vec<_> = missing.into_iter().collect();
-        let before = repaired.len();
-        mend(asker, import, &missing, repaired)?;
-        if repaired.len() - before == missing.len() {
+        // Until the file is proven nobody knows that these belong to it.
+        let mut mended = Vec::new();
+        mend(asker, import, &missing, &mut mended)?;
+        if mended.len() == missing.len() {
             import.file(&file)?;
+            import.save()?;
+            repaired.append(&mut mended);
             repaired.push(*what);
         }
     }

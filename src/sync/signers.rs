@@ -13,6 +13,15 @@ pub fn statement(branch: &str, head: &VersionId) -> String {
     format!("zspace branch {branch} is {head}\n")
 }
 
+/// Whether this is somebody's signature that a branch's newest version is this one, whoever that is.
+pub(super) fn is_signature(branch: &str, head: &VersionId, signature: &[u8]) -> bool {
+    SshSig::from_pem(signature).is_ok_and(|signature| {
+        let key = PublicKey::from(signature.public_key().clone());
+        key.verify(NAMESPACE, statement(branch, head).as_bytes(), &signature)
+            .is_ok()
+    })
+}
+
 /// Those who may sign, as `ssh-keygen` reads them: a line for each, `NAME[,NAME…] [OPTIONS] TYPE KEY`.
 #[derive(Clone, Debug)]
 pub struct Signers(Vec<(String, PublicKey)>);
@@ -98,6 +107,9 @@ mod tests {
             signers.check("main", &head, SIGNATURE.as_bytes()).unwrap(),
             "me@here"
         );
+        assert!(is_signature("main", &head, SIGNATURE.as_bytes()));
+        assert!(!is_signature("other", &head, SIGNATURE.as_bytes()));
+        assert!(!is_signature("main", &head, b"junk"));
         for (branch, head, signature) in [
             ("other", head, SIGNATURE),
             ("main", VersionId([8; 32]), SIGNATURE),

@@ -159,3 +159,58 @@ fn who_is_at_work_for_ever_is_given_up() {
         stop.store(true, Relaxed);
     });
 }
+
+#[test]
+fn junk_takes_no_signatures_place() {
+    let f = Fixture::new();
+    f.commit(&f.write("a", b"some bytes"));
+    let head = f.store.latest("main").unwrap().id;
+    f.store
+        .keep_signature("main", &head, b"one that somebody can check")
+        .unwrap();
+    for (branch, kept) in [
+        ("main", Some(&b"one that somebody can check"[..])),
+        ("other", None),
+    ] {
+        let push = Request::Push {
+            branch: branch.into(),
+            head,
+            signature: b"junk".to_vec(),
+        };
+        let taken = with(&f.store, &Allowed::default(), Fault::None, |link| {
+            crate::sync::ask::hello(link, [1; 16])?;
+            let (kind, body) = push.encode();
+            link.put(kind, &[&body])?;
+            loop {
+                let frame = link.next()?.unwrap();
+                match Request::decode(&frame)? {
+                    Some(request) => {
+                        crate::sync::answer::answer(&f.store, link, &mut Default::default(), request)?;
+                    }
+                    None => return Answer::decode(&frame),
+                }
+            }
+        });
+        assert!(matches!(taken.0, Ok(Answer::Taken)), "{taken:?}");
+        assert_eq!(f.store.signature(branch, &head).as_deref(), kept);
+    }
+}
+
+#[test]
+fn pulls_of_one_branch_at_once_all_succeed() {
+    let there = Fixture::new();
+    let files = series(&there, &[3000, 800], 4);
+    for _ in 0..10 {
+        let here = Fixture::new();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let store = Store::open(here.store.dir(), &options()).unwrap();
+                    pull_from(&store, &there.store);
+                });
+            }
+        });
+        here.store.refresh().unwrap();
+        same(&here.store, &there.store, &files);
+    }
+}
