@@ -39,6 +39,7 @@ impl Reach {
             patience: Patience {
                 frame: time,
                 idle: time,
+                hello: time,
                 slowest: 0,
                 ..Patience::default()
             },

@@ -60,6 +60,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let patience = Patience {
         frame: idle.min(Patience::default().frame),
         idle,
+        hello: idle.min(Patience::default().hello),
         slowest: 0,
         ..Patience::default()
     };

@@ -200,7 +200,7 @@ impl Server {
         };
         // Whoever keeps a place must show soon what for.
         let patience = Patience {
-            hello: HELLO.min(self.options.patience.frame),
+            hello: HELLO.min(self.options.patience.hello),
             ..self.options.patience
         };
         serve(
