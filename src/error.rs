@@ -92,6 +92,14 @@ struct Inner {
 /// The result of anything that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// Asked now and then by what takes long: its error ends it.
+pub type Interrupt<'a> = &'a (dyn Fn() -> Result<()> + Sync);
+
+/// Of what nobody wants to end.
+pub fn never() -> Result<()> {
+    Ok(())
+}
+
 impl Error {
     /// An error with a message of its own.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {

@@ -8,7 +8,7 @@ mod peer;
 mod stats;
 mod whole;
 
-pub use crate::commit::{Added, Adopt, Broken, Import, ImportedFile, RawNode};
+pub use crate::commit::{Added, Adopt, Broken, Import, ImportedFile, ProvenObject, RawNode, Stored};
 pub use crate::commit::{CommitRequest, Committed, Confirm, OnProgress, Patched, Progress, PutObject};
 pub use crate::commit::{RepackProgress, RepackRequest, Repacked};
 pub use crate::disk::take_dir;
@@ -31,7 +31,7 @@ pub use whole::{FileKey, Home, Warmed, Whole, WholeFiles, disk_is_full, hash_fil
 use crate::cache::ByteLru;
 use crate::commit::{self, Parts};
 use crate::disk::{Disk, RealDisk};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Interrupt, Kind, Result, never};
 use crate::format;
 use crate::graph::{Change, LiveHistory, Record};
 use crate::pack::Packs;
@@ -352,21 +352,28 @@ impl Store {
 
     /// Checks versions, each file back to its SHA-256. `told` hears of the bytes checked.
     pub fn verify(&self, versions: &[Arc<Numbered>], told: &mut dyn FnMut(u64)) -> Report {
-        let mut v = Verifier::new(self.0.parts.packs.clone(), self.0.parts.rebuilder.clone());
-        for version in versions {
-            v.version(version, told);
-        }
+        let mut v = self.verifier(&never);
+        // Nothing ends it.
+        let _ = versions.iter().try_for_each(|version| v.version(version, told));
         v.report
     }
 
     /// Checks objects, their bytes and their records, and adds what is damaged. `told` hears of the bytes checked.
     pub fn verify_objects(&self, objects: &[Arc<Object>], report: &mut Report, told: &mut dyn FnMut(u64)) {
-        let mut v = Verifier::new(self.0.parts.packs.clone(), self.0.parts.rebuilder.clone());
+        let mut v = self.verifier(&never);
         v.report = std::mem::take(report);
-        for object in objects {
-            v.object(object, told);
-        }
+        // Nothing ends it.
+        let _ = objects.iter().try_for_each(|object| v.object(object, told));
         *report = v.report;
+    }
+
+    /// Checks versions and objects as somebody wants it who may end it.
+    pub fn verifier<'a>(&self, interrupt: Interrupt<'a>) -> Verifier<'a> {
+        Verifier::new(
+            self.0.parts.packs.clone(),
+            self.0.parts.rebuilder.clone(),
+            interrupt,
+        )
     }
 
     /// Checks every record in the packs against its checksums, whatever version it belongs to, and adds what is damaged. What a repair

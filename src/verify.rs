@@ -1,9 +1,9 @@
 //! Checks every hash of a version, back to the files' own SHA-256, and names what is damaged.
 
-use crate::error::Error;
+use crate::error::{Error, Interrupt, Kind, Result};
 use crate::graph::{EntryKind, NodeKind, Numbered, Object, Tree};
 use crate::id::{FileHash, FileHasher, NodeId};
-use crate::object::{Fold, Width};
+use crate::object::{Fold, Interruptible, Width};
 use crate::pack::Packs;
 use crate::rebuild::{NodeSource, Rebuilder, StoredFile};
 use std::collections::HashSet;
@@ -46,29 +46,34 @@ enum Step {
 }
 
 /// Checks versions one by one; files and directories that several versions share are checked once, but reported for each.
-pub struct Verifier {
+pub struct Verifier<'a> {
     packs: Arc<Packs>,
     rebuilder: Arc<Rebuilder>,
     good_files: HashSet<(FileHash, u64)>,
     good_trees: HashSet<NodeId>,
+    interrupt: Interrupt<'a>,
     /// What was checked and found.
     pub report: Report,
 }
 
-impl Verifier {
-    /// A verifier with nothing checked yet.
-    pub fn new(packs: Arc<Packs>, rebuilder: Arc<Rebuilder>) -> Self {
+impl<'a> Verifier<'a> {
+    /// A verifier with nothing checked yet. The error of `interrupt` ends it.
+    pub fn new(packs: Arc<Packs>, rebuilder: Arc<Rebuilder>, interrupt: Interrupt<'a>) -> Self {
         Verifier {
             packs,
             rebuilder,
             good_files: HashSet::new(),
             good_trees: HashSet::new(),
+            interrupt,
             report: Report::default(),
         }
     }
 
     /// Checks one version: its trees, and every file to its SHA-256. `told` hears of the bytes checked.
-    pub fn version(&mut self, version: &Numbered, told: &mut dyn FnMut(u64)) {
+    ///
+    /// # Errors
+    /// What `interrupt` gives.
+    pub fn version(&mut self, version: &Numbered, told: &mut dyn FnMut(u64)) -> Result<()> {
         self.report.versions += 1;
         let name = version.name();
         let mut steps = vec![Step::Enter(Vec::new(), version.version.tree)];
@@ -100,54 +105,76 @@ impl Verifier {
                 at.extend_from_slice(&entry.name);
                 match &entry.kind {
                     EntryKind::Dir { tree, .. } => steps.push(Step::Enter(at, *tree)),
-                    EntryKind::File { hash, len, .. } => self.file(&name, &at, hash, *len, told),
+                    EntryKind::File { hash, len, .. } => self.file(&name, &at, hash, *len, told)?,
                     EntryKind::Symlink(_) => {}
                 }
             }
         }
+        Ok(())
     }
 
     /// Checks an object: its bytes to their SHA-256, and its records to the roots.
-    pub fn object(&mut self, object: &Object, told: &mut dyn FnMut(u64)) {
+    ///
+    /// # Errors
+    /// What `interrupt` gives.
+    pub fn object(&mut self, object: &Object, told: &mut dyn FnMut(u64)) -> Result<()> {
         let (name, pinned) = (format!("object {}", object.id.short()), &object.manifest);
         self.report.objects += 1;
-        self.file(&name, b"", &pinned.hash, pinned.len, told);
+        self.file(&name, b"", &pinned.hash, pinned.len, told)?;
         if !self.good_files.contains(&(pinned.hash, pinned.len)) {
-            return;
+            return Ok(());
         }
         let source: Arc<dyn NodeSource> = self.packs.clone();
         let file = StoredFile::load(&self.rebuilder, source, &pinned.hash, pinned.len);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        match file.and_then(|f| Fold::of(&f, Width::FULL, threads)) {
+        let fold = file.and_then(|f| Fold::of(&Interruptible(&f, self.interrupt), Width::FULL, threads));
+        match fold {
             Ok(fold) if fold.manifest(pinned.hash) == *pinned => {}
             Ok(_) => {
                 let e =
                     Error::damage("its bytes are right, but its records have other roots than its manifest");
                 self.found(&name, b"", Vec::new(), &e);
             }
+            Err(e) if e.kind() == Kind::Stopped => return Err(e),
             Err(e) => self.found(&name, b"", Vec::new(), &e),
         }
+        Ok(())
     }
 
-    fn file(&mut self, version: &str, path: &[u8], hash: &FileHash, len: u64, told: &mut dyn FnMut(u64)) {
+    fn file(
+        &mut self,
+        version: &str,
+        path: &[u8],
+        hash: &FileHash,
+        len: u64,
+        told: &mut dyn FnMut(u64),
+    ) -> Result<()> {
         if self.good_files.contains(&(*hash, len)) {
-            return;
+            return Ok(());
         }
         self.report.files += 1;
         self.report.bytes += len;
         let source: Arc<dyn NodeSource> = self.packs.clone();
         let file = match StoredFile::load(&self.rebuilder, source, hash, len) {
             Ok(f) => f,
-            Err(e) => return self.found(version, path, Vec::new(), &e),
+            Err(e) => {
+                self.found(version, path, Vec::new(), &e);
+                return Ok(());
+            }
         };
         let mut hasher = FileHasher::default();
         let read = file.stream(&mut |bytes| {
             hasher.update(bytes);
             told(bytes.len() as u64);
-            Ok(())
+            (self.interrupt)()
         });
-        if let Err(e) = read {
-            return self.chunks(version, path, &file, &e);
+        match read {
+            Err(e) if e.kind() == Kind::Stopped => return Err(e),
+            Err(e) => {
+                self.chunks(version, path, &file, &e);
+                return Ok(());
+            }
+            Ok(()) => {}
         }
         if hasher.finish() == *hash {
             self.good_files.insert((*hash, len));
@@ -155,6 +182,7 @@ impl Verifier {
             let e = Error::damage("rebuilt file does not have the SHA-256 that it was committed with");
             self.found(version, path, Vec::new(), &e);
         }
+        Ok(())
     }
 
     /// A chunk failed: finds all that do, and the tensors in them.

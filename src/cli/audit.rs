@@ -1,6 +1,7 @@
 //! `zspace audit`
 
 use super::peer::Reach;
+use super::signals::Stop;
 use super::{Context, show};
 use crate::error::{IoContext, Result};
 use crate::sync::{Standing, Verdict, audit, parse_checks};
@@ -11,11 +12,15 @@ use std::process::ExitCode;
 /// Ask replicas whether they have what they should have; exit code 0 all do, 3 one has not, 2 one could not be asked
 ///
 /// CHECKS has a line for each thing: `object ID PEER…` or `version ID PEER…`, with all digits of the id; what follows a # is a
-/// comment. Each replica reads all of it again, and must then prove parts of it that are chosen by chance.
+/// comment. Each replica reads all of it again, and must then prove parts of it that are chosen by chance: of an object atoms, of a
+/// version whole files, for only their SHA-256 is pinned.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The file with the checks; - is standard input
     checks: PathBuf,
+    /// So many bytes of a version's files are fetched and checked at most; larger files are believed
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = show::parse_size)]
+    read: u64,
     /// Each verdict as one JSON object
     #[arg(long)]
     json: bool,
@@ -35,7 +40,12 @@ pub(super) fn run(_: &Context, args: &Args) -> Result<ExitCode> {
     };
     let checks = parse_checks(&text).map_err(|e| e.context(args.checks.display()))?;
     let bar = show::counting_bar("audit");
-    let verdicts = audit(&checks, &args.reach.ways(), &|_| bar.inc(1));
+    let verdicts = audit(
+        &checks,
+        &args.reach.ways(&Stop::on_signals()?),
+        args.read,
+        &|_| bar.inc(1),
+    );
     bar.finish_and_clear();
     for verdict in &verdicts {
         match args.json {

@@ -196,7 +196,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Repack(a) => return repack::run(&context, &a),
         Verb::Object(a) => object::run(&context, &a),
         Verb::Pull(a) => pull::run(&context, &a),
-        Verb::Push(a) => push::run(&context, &a),
+        Verb::Push(a) => return push::run(&context, &a),
         Verb::Sign(a) => sign::run(&context, &a),
         Verb::Repair(a) => return repair::run(&context, &a),
         Verb::Audit(a) => return audit::run(&context, &a),

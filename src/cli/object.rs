@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 /// Exact byte objects: any bytes, pinned by an id, of which any range can be proved
 ///
-/// An ID is that of an object (8 hex digits or more), or REV:FILE for a file of a version. Ranges are A..B: from A up to, not
+/// An ID is that of an object (8 hex digits or more), or REV:FILE for a file of a version: that has an id too, but peers find only objects
+/// that were put. Ranges are A..B: from A up to, not
 /// including, B.
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -71,7 +72,7 @@ enum Verb {
         /// Which bytes
         #[arg(value_name = "A..B", value_parser = parse_range)]
         range: (u64, u64),
-        /// Where to [default: standard output]
+        /// Where to; must not exist [default: standard output]
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
@@ -251,7 +252,11 @@ fn stored(store: &Store, id: &str, (from, to): (u64, u64)) -> Result<()> {
     let mut out = std::io::stdout().lock();
     // Before anything is written.
     if to > object.manifest.len {
-        store.prove(&object, to..to)?;
+        let why = format!(
+            "{from}..{to} is not within an object of {} bytes",
+            object.manifest.len
+        );
+        return Err(Error::new(Kind::Usage, why));
     }
     for at in (from..to).step_by(STEP as usize) {
         let part = at..to.min(at + STEP);
@@ -310,7 +315,9 @@ fn prove(store: &Store, id: &str, (from, to): (u64, u64), output: Option<&Path>)
     let proof = store.prove(&object, from..to)?;
     let bytes = proof.encode();
     match output {
-        Some(path) => std::fs::write(path, bytes).doing(|| path.display().to_string())?,
+        Some(path) => File::create_new(path)
+            .and_then(|mut file| file.write_all(&bytes))
+            .doing(|| path.display().to_string())?,
         None => std::io::stdout()
             .lock()
             .write_all(&bytes)

@@ -1,9 +1,10 @@
 //! What the verbs that speak with peers have in common.
 
 use super::show;
+use super::signals::Stop;
 use crate::error::{Error, Kind, Result};
 use crate::store::{ObjectId, Store};
-use crate::sync::{Address, Patience, Peer, Ways};
+use crate::sync::{Patience, Ways};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,17 +20,8 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    /// Connects to a peer that is given something: a store is made where there is none.
-    pub(super) fn connect_to_give(&self, peer: &str) -> Result<Peer> {
-        let ways = Ways {
-            make: true,
-            ..self.ways()
-        };
-        Peer::connect(&peer.parse::<Address>()?, &ways)
-    }
-
     /// `$ZSPACE_SSH` is what is called instead of ssh, `$ZSPACE_REMOTE` how zspace is called over there.
-    pub(super) fn ways(&self) -> Ways {
+    pub(super) fn ways(&self, stop: &Stop) -> Ways {
         let time = Duration::from_secs(self.timeout.max(1));
         let words = std::env::var("ZSPACE_SSH").unwrap_or_default();
         Ways {
@@ -44,6 +36,7 @@ impl Reach {
                 ..Patience::default()
             },
             make: false,
+            stop: stop.of_transfer(),
         }
     }
 }

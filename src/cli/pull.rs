@@ -22,7 +22,7 @@ pub(super) struct Args {
     /// Another store that has the same, asked if the first is down, slow or wrong; may be given several times
     #[arg(long = "or", value_name = "PEER")]
     or: Vec<String>,
-    /// A peer that sends fewer bytes a second is slow
+    /// A peer that sends fewer bytes a second is slow, once it was waited for 20 seconds
     #[arg(long, value_name = "SIZE", default_value = "1K", value_parser = show::parse_size)]
     slowest: u64,
     /// An object, by all digits of its id
@@ -31,10 +31,10 @@ pub(super) struct Args {
     /// All objects too
     #[arg(long)]
     objects_too: bool,
-    /// Pull nothing unless the branch's newest version is this one
+    /// Pull nothing unless the newest version of the one branch that is named is this one
     #[arg(long, value_name = "ID")]
     expect: Option<String>,
-    /// Take only branches that one of these signed, and none that was rolled back: an allowed-signers file of ssh
+    /// Take only branches that one of these signed, none that was rolled back, and no tags: an allowed-signers file of ssh
     #[arg(long, value_name = "FILE")]
     signers: Option<PathBuf>,
     /// Leave tags alone
@@ -60,7 +60,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let expect: Option<VersionId> = args.expect.as_deref().map(whole_id).transpose()?;
     let peers = std::iter::once(&args.peer).chain(&args.or);
     let peers: Vec<Address> = peers.map(|p| p.parse()).collect::<Result<_>>()?;
-    let mut ways = args.reach.ways();
+    let mut ways = args.reach.ways(&stop);
     ways.patience.slowest = args.slowest;
     let store = context.open_or_init(&Options::default())?;
     let request = PullRequest {
@@ -90,12 +90,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
                 0 => String::new(),
                 n => format!("from {}\n", peers[n]),
             };
-            show::print(&(from + &text(&pulled)))
+            show::print(&(from + &text(&pulled, &request.objects)))
         }
     }
 }
 
-fn text(pulled: &Pulled) -> String {
+fn text(pulled: &Pulled, objects: &[ObjectId]) -> String {
     let mut text = String::new();
     for b in &pulled.branches {
         let what = match b.new {
@@ -109,10 +109,16 @@ fn text(pulled: &Pulled) -> String {
         text += &format!("tag {tag}\n");
     }
     for tag in &pulled.tags_kept {
-        text += &format!("tag {tag} left alone: that name means something else here\n");
+        text += &format!(
+            "tag {tag} left alone: here that name is another version's, or a branch's (`zspace log {tag}`)\n"
+        );
     }
     for id in &pulled.objects {
         text += &format!("object {id}\n");
+    }
+    let here = objects.iter().map(ToString::to_string);
+    for id in here.filter(|id| !pulled.objects.contains(id)) {
+        text += &format!("object {id}: nothing new\n");
     }
     for id in &pulled.collisions {
         text += &format!("object {id} was pulled whole: two of its records have one id\n");

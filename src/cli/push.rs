@@ -3,12 +3,14 @@
 use super::peer::{Reach, branches, objects, traffic};
 use super::signals::Stop;
 use super::{Context, show};
-use crate::error::Result;
-use crate::sync::{PushRequest, push};
+use crate::error::{Kind, Result};
+use crate::sync::{Peer, PushRequest, Ways, push};
+use std::process::ExitCode;
 
 /// Give another store what it has not: it checks every digest, and refuses a branch that went another way there
 ///
-/// PEER is named as for `zspace pull`. Without branches or objects all branches are pushed. Tags are not: who wants them pulls.
+/// PEER is named as for `zspace pull`; where there is no store, one is made. Without branches or objects all branches are pushed, one
+/// by one: if some are refused, the others are there all the same, and the exit code is 1. Tags are not pushed: who wants them pulls.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The other store
@@ -29,7 +31,7 @@ pub(super) struct Args {
     reach: Reach,
 }
 
-pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let stop = Stop::on_signals()?;
     let store = context.open()?;
     let mut request = PushRequest {
@@ -40,17 +42,27 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     if args.objects_too {
         request.objects.extend(store.objects().iter().map(|o| o.id));
     }
-    let mut peer = args.reach.connect_to_give(&args.peer)?;
+    // Where there is no store, one is made.
+    let ways = Ways {
+        make: true,
+        ..args.reach.ways(&stop)
+    };
     let bar = show::transfer_bar("push");
-    let pushed = push(&store, peer.link()?, &request, &mut |bytes| {
-        bar.set_position(bytes);
-        stop.check()
+    let pushed = Peer::with(&args.peer.parse()?, &ways, |link| {
+        push(&store, link, &request, &mut |bytes| {
+            bar.set_position(bytes);
+            stop.check()
+        })
     });
     bar.finish_and_clear();
-    drop(peer);
     let pushed = pushed?;
+    let code = match pushed.refused.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(Kind::Refused.exit_code()),
+    };
     if args.json {
-        return show::print_json(&pushed);
+        show::print_json(&pushed)?;
+        return Ok(code);
     }
     let mut text = String::new();
     for (branch, head) in &pushed.branches {
@@ -59,6 +71,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     for id in &pushed.objects {
         text += &format!("object {id}\n");
     }
+    for (what, why) in &pushed.refused {
+        text += &format!("{what}: refused: {}\n", show::printable(why.as_bytes()));
+    }
     text += &format!("{}\n", traffic(pushed.received, pushed.sent));
-    show::print(&text)
+    show::print(&text)?;
+    Ok(code)
 }

@@ -1,6 +1,7 @@
 //! `zspace repair`
 
 use super::peer::Reach;
+use super::signals::Stop;
 use super::{Context, show};
 use crate::error::{Kind, Result};
 use crate::sync::{Address, repair};
@@ -26,9 +27,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let peers: Vec<Address> = args.peers.iter().map(|p| p.parse()).collect::<Result<_>>()?;
     let store = context.open()?;
     let bar = show::transfer_bar("repair");
-    let done = repair(&store, &peers, &args.reach.ways(), &mut |what| {
-        bar.set_message(what.to_owned())
-    });
+    let done = repair(
+        &store,
+        &peers,
+        &args.reach.ways(&Stop::on_signals()?),
+        &mut |what| bar.set_message(what.to_owned()),
+    );
     bar.finish_and_clear();
     let done = done?;
     if let Err(e) = store.close() {
@@ -44,6 +48,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         );
         for what in &done.left {
             text += &format!("left: {what}\n");
+        }
+        if !done.left.is_empty() {
+            text += "`zspace verify` names the versions and files that need what is left; a peer that has those can repair it\n";
         }
         show::print(&text)?;
     }

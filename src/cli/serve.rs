@@ -37,7 +37,7 @@ pub(super) struct Args {
     /// Let nobody push
     #[arg(long)]
     read_only: bool,
-    /// Let nobody push but branches that one of these signed: an allowed-signers file of ssh
+    /// Let nobody push but branches that one of these signed, and no objects: an allowed-signers file of ssh
     #[arg(long, value_name = "FILE")]
     signers: Option<PathBuf>,
     /// Peers that are served at once
@@ -73,12 +73,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         let dup = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned();
         let pipe = dup(std::io::stdin().as_fd()).and_then(|i| Pipe::new(i, dup(std::io::stdout().as_fd())?));
         let pipe = pipe.doing(|| "take standard input and output".into())?;
-        let served = serve(
-            &store,
-            &mut Link::new(Box::new(pipe), patience),
-            &allowed,
-            &|| Ok(()),
-        );
+        let stop = Stop::on_signals()?.of_transfer();
+        let served = serve(&store, &mut Link::new(Box::new(pipe), patience, stop), &allowed);
         if let Err(e) = store.close() {
             log::warn!("{e}");
         }
@@ -109,7 +105,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     for name in server.names() {
         show::print(&format!("serving {} on {name}\n", store.dir().display()))?;
     }
-    let done = server.run(&store, &|| stop.is_asked());
+    let done = server.run(&store, &stop.of_transfer());
     if let Err(e) = store.close() {
         log::warn!("{e}");
     }
@@ -120,6 +116,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
 fn open(context: &Context, make: bool, options: &Options) -> Result<Store> {
     match make {
         true => context.open_or_init(options),
-        false => context.open_with(options),
+        false => context.open_with(options).map_err(|e| match e.kind() {
+            Kind::NotFound => Error::new(Kind::NotFound, format!("{e}; so does --make")),
+            _ => e,
+        }),
     }
 }

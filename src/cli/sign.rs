@@ -2,7 +2,7 @@
 
 use super::{Context, show};
 use crate::error::{Error, IoContext, Kind, Result};
-use crate::sync::{NAMESPACE, statement};
+use crate::sync::{NAMESPACE, is_signature, statement};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -44,6 +44,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     let done = child.wait_with_output().doing(|| "wait for ssh-keygen".into())?;
     if !done.status.success() || !done.stdout.starts_with(b"-----BEGIN SSH SIGNATURE-----") {
         return Err(Error::new(Kind::Io, "ssh-keygen did not sign: see what it said"));
+    }
+    if !is_signature(&args.branch, &head, &done.stdout) {
+        let why = format!(
+            "{} made a signature that nobody would take: only ed25519 keys are understood",
+            args.key.display()
+        );
+        return Err(Error::new(Kind::Usage, why));
     }
     store.keep_signature(&args.branch, &head, &done.stdout)?;
     show::print(&format!("{} is {head}: signed\n", args.branch))

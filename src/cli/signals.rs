@@ -26,6 +26,12 @@ impl Stop {
         self.0.load(Relaxed)
     }
 
+    /// The same, for who waits for peers.
+    pub(super) fn of_transfer(&self) -> crate::sync::Stop {
+        let stop = self.clone();
+        crate::sync::Stop::when(move || stop.check())
+    }
+
     /// An error once it is asked.
     pub(super) fn check(&self) -> Result<()> {
         match self.is_asked() {

@@ -70,6 +70,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         0 => format!("{v} versions, {objects}{f} distinct files, {b}: every hash is right\n"),
         n => format!("{v} versions, {objects}{f} distinct files, {b}: {n} damaged\n"),
     };
+    if code != 0 {
+        text += "`zspace repair PEER` fetches what is damaged from another store that has it\n";
+    }
     show::print(&text)?;
     Ok(ExitCode::from(code))
 }

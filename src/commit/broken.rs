@@ -2,7 +2,7 @@
 
 use super::Parts;
 use super::stamp::kind_of;
-use crate::error::{IoContext, Result};
+use crate::error::{Interrupt, IoContext, Kind, Result};
 use crate::graph::{EntryKind, Manifest, NodeKind, NodeMeta, Numbered, Object, Shape, Tree};
 use crate::id::{FileHash, NodeId};
 use crate::rebuild::{NodeSource, StoredFile};
@@ -29,6 +29,7 @@ pub fn broken(
     versions: &[Arc<Numbered>],
     objects: &[Arc<Object>],
     told: &mut dyn FnMut(u64),
+    interrupt: Interrupt<'_>,
 ) -> Result<BTreeSet<Broken>> {
     let mut search = Search {
         parts,
@@ -36,12 +37,13 @@ pub fn broken(
         trees: HashSet::new(),
         files: HashSet::new(),
         told,
+        interrupt,
     };
     for version in versions {
-        search.tree(version.version.tree);
+        search.tree(version.version.tree)?;
     }
     for object in objects {
-        search.file(object.manifest.hash, object.manifest.len);
+        search.file(object.manifest.hash, object.manifest.len)?;
     }
     search.packs()?;
     Ok(search.found)
@@ -53,10 +55,11 @@ struct Search<'a> {
     trees: HashSet<NodeId>,
     files: HashSet<(FileHash, u64)>,
     told: &'a mut dyn FnMut(u64),
+    interrupt: Interrupt<'a>,
 }
 
 impl Search<'_> {
-    fn tree(&mut self, root: NodeId) {
+    fn tree(&mut self, root: NodeId) -> Result<()> {
         let mut todo = vec![root];
         while let Some(id) = todo.pop() {
             if !self.trees.insert(id) {
@@ -70,17 +73,18 @@ impl Search<'_> {
             };
             for entry in tree.entries() {
                 match &entry.kind {
-                    EntryKind::File { hash, len, .. } => self.file(*hash, *len),
+                    EntryKind::File { hash, len, .. } => self.file(*hash, *len)?,
                     EntryKind::Dir { tree, .. } => todo.push(*tree),
                     EntryKind::Symlink(_) => {}
                 }
             }
         }
+        Ok(())
     }
 
-    fn file(&mut self, hash: FileHash, len: u64) {
+    fn file(&mut self, hash: FileHash, len: u64) -> Result<()> {
         if !self.files.insert((hash, len)) {
-            return;
+            return Ok(());
         }
         (self.told)(len);
         let packs = &self.parts.packs;
@@ -90,7 +94,7 @@ impl Search<'_> {
             .node(&**packs, NodeKind::Manifest, &Manifest::id(&hash, len));
         let Ok(manifest) = raw.and_then(|raw| Manifest::decode(&raw)) else {
             self.found.insert(Broken::File(hash, len));
-            return;
+            return Ok(());
         };
         let mut wrong = false;
         if let Shape::Layout(id) = manifest.shape
@@ -106,8 +110,10 @@ impl Search<'_> {
         let source: Arc<dyn NodeSource> = packs.clone();
         let file = StoredFile::load(&self.parts.rebuilder, source, &hash, len);
         // Most files are right: only of one that is not each chunk is looked at.
-        if file.is_ok_and(|f| f.digest().is_ok_and(|found| found == hash)) {
-            return;
+        match file.and_then(|f| f.digest(self.interrupt)) {
+            Ok(found) if found == hash => return Ok(()),
+            Err(e) if e.kind() == Kind::Stopped => return Err(e),
+            _ => {}
         }
         for id in &manifest.chunks {
             if self.parts.rebuilder.chunk(&**packs, id).is_err() {
@@ -119,6 +125,7 @@ impl Search<'_> {
         if !wrong {
             self.found.insert(Broken::File(hash, len));
         }
+        Ok(())
     }
 
     /// Those nodes on the chain of one that cannot be rebuilt which cannot be read; if all can, the node itself is wrong.
@@ -148,6 +155,7 @@ impl Search<'_> {
     fn packs(&mut self) -> Result<()> {
         let replaced = replaced(self.parts);
         for range in self.parts.history.ranges() {
+            (self.interrupt)()?;
             let mut ids = Vec::new();
             let known = replaced.get(&range.pack);
             let none = BTreeMap::new();

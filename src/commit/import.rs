@@ -8,12 +8,12 @@ use super::encode::{Against, Encoder};
 use super::stamp::{Load, restamped};
 use super::{Parts, Stored};
 use crate::codec;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Interrupt, Kind, Result};
 use crate::format::{Format, Layout, Source, SpanCrc, Split, crc_spans, split};
 use crate::graph::{Adopted, Change, EntryKind, Manifest, NodeKind, NodeMeta, Shape, Tree, Version, now};
 use crate::id::{FileHash, FileHasher, NodeId, VersionId};
-use crate::object::{Fold, ObjectManifest, Width};
-use crate::pack::{Meta, Node};
+use crate::object::{Fold, Interruptible, ObjectManifest, Width};
+use crate::pack::{Meta, Node, PackRange};
 use crate::rebuild::{NodeSource, StoredFile};
 use crate::tensor::Number;
 use ::bytes::Bytes;
@@ -107,6 +107,16 @@ impl ImportedFile {
     }
 }
 
+/// An object whose bytes are here, and are what its manifest says.
+pub struct ProvenObject(pub(super) ObjectManifest);
+
+impl ProvenObject {
+    /// What pins it.
+    pub fn manifest(&self) -> &ObjectManifest {
+        &self.0
+    }
+}
+
 /// What a branch is to become: see [`Import::publish`].
 pub struct Adopt {
     /// The branch.
@@ -124,6 +134,8 @@ pub struct Import<'a> {
     /// Of the journal, when the encoder began.
     repacks: u64,
     since: u64,
+    /// Where else is what it is to publish.
+    included: Vec<PackRange>,
     /// Bytes appended, in all and since the last save.
     appended: u64,
     unsaved: u64,
@@ -141,6 +153,7 @@ impl<'a> Import<'a> {
             repacks: parts.history.read().repacks(),
             since: parts.packs.seq(),
             encoder: Encoder::new(parts)?,
+            included: Vec::new(),
             appended: 0,
             unsaved: 0,
         })
@@ -192,6 +205,15 @@ impl<'a> Import<'a> {
     /// Bytes appended since the last save.
     pub fn unsaved(&self) -> u64 {
         self.unsaved
+    }
+
+    /// Takes what was stored in another way, to be saved and published with the rest.
+    pub fn include(&mut self, stored: Stored) {
+        self.appended += stored.len();
+        self.unsaved += stored.len();
+        self.since = self.since.min(stored.since);
+        self.repacks = self.repacks.min(stored.repacks);
+        self.included.extend(stored.ranges);
     }
 
     /// A directory that is here.
@@ -271,10 +293,11 @@ impl<'a> Import<'a> {
     /// are where the layout says.
     ///
     /// # Errors
-    /// Damage, if not; what the packs report.
-    pub fn file(&mut self, file: &ImportedFile) -> Result<()> {
+    /// Damage, if not; what the packs report; what `interrupt` gives.
+    pub fn file(&mut self, file: &ImportedFile, interrupt: Interrupt<'_>) -> Result<()> {
         let stored = self.stored(file)?;
-        prove(&stored, &file.hash).map_err(|e| e.context(format_args!("file {}", file.hash.short())))?;
+        prove(&stored, &file.hash, interrupt)
+            .map_err(|e| e.context(format_args!("file {}", file.hash.short())))?;
         let id = Manifest::id(&file.hash, file.len);
         let (meta, payload) =
             self.encoder
@@ -318,13 +341,19 @@ impl<'a> Import<'a> {
 
     fn finish(&self) -> Result<Stored> {
         Ok(Stored {
-            ranges: vec![self.encoder.finish()?],
+            ranges: self
+                .included
+                .iter()
+                .cloned()
+                .chain([self.encoder.finish()?])
+                .collect(),
             repacks: self.repacks,
             since: self.since,
         })
     }
 
-    /// Publishes versions at the end of branches, tags on them, and objects: all at once, or nothing.
+    /// Publishes versions at the end of branches, tags on them, and objects: all at once, or nothing. The tags that are left alone,
+    /// for meanwhile something else got their names.
     ///
     /// # Errors
     /// Damage, if anything in them is missing or contradicts itself; `Refused` if a branch has got another head meanwhile.
@@ -332,8 +361,8 @@ impl<'a> Import<'a> {
         self,
         adopt: Vec<Adopt>,
         tags: Vec<(String, VersionId)>,
-        objects: Vec<ObjectManifest>,
-    ) -> Result<()> {
+        objects: Vec<ProvenObject>,
+    ) -> Result<Vec<String>> {
         let mut lines = Vec::new();
         let mut seen = HashMap::new();
         for Adopt {
@@ -353,12 +382,9 @@ impl<'a> Import<'a> {
             }
             lines.push((branch, base, all));
         }
-        for object in &objects {
-            self.object(object)?;
-        }
         let build = move |history: &crate::graph::History, _: u64| {
             let mut history = history.clone();
-            let mut changes = Vec::new();
+            let (mut changes, mut kept) = (Vec::new(), Vec::new());
             for (branch, base, all) in &lines {
                 let made = history.adopt(branch, *base, all.clone())?;
                 let record = crate::graph::Record { changes: made };
@@ -366,9 +392,15 @@ impl<'a> Import<'a> {
                 changes.extend(record.changes);
             }
             for (name, version) in &tags {
-                changes.push(history.new_tag(name, *version, false)?);
+                match history.new_tag(name, *version, false) {
+                    Err(e) if e.kind() == Kind::Exists => {
+                        let same = history.tags().get(name) == Some(version);
+                        kept.extend((!same).then(|| name.clone()));
+                    }
+                    made => changes.push(made?),
+                }
             }
-            for manifest in &objects {
+            for ProvenObject(manifest) in &objects {
                 if !history.objects().contains_key(&manifest.id()) {
                     changes.push(Change::Object {
                         manifest: manifest.clone(),
@@ -376,10 +408,10 @@ impl<'a> Import<'a> {
                     });
                 }
             }
-            Ok((changes, ()))
+            Ok((changes, kept))
         };
         let stored = self.finish()?;
-        stored.publish(self.parts, build).map(|_| ())
+        stored.publish(self.parts, build).map(|done| done.0)
     }
 
     /// Whether everything in a version is here and says the same; how many files it has. `seen` holds the directories that were
@@ -449,13 +481,16 @@ impl<'a> Import<'a> {
         Ok(found)
     }
 
-    /// Whether an object's bytes are here, and have the roots that its manifest says.
-    fn object(&self, object: &ObjectManifest) -> Result<()> {
+    /// An object, if its bytes are here, and have the roots that its manifest says.
+    ///
+    /// # Errors
+    /// Damage, if not; what `interrupt` gives.
+    pub fn object(&self, object: ObjectManifest, interrupt: Interrupt<'_>) -> Result<ProvenObject> {
         let (rebuilder, source) = (&self.parts.rebuilder, self.encoder.source.clone());
         let file = StoredFile::load(rebuilder, source, &object.hash, object.len)?;
-        let fold = Fold::of(&file, Width::FULL, self.parts.threads)?;
-        match fold.manifest(object.hash) == *object {
-            true => Ok(()),
+        let fold = Fold::of(&Interruptible(&file, interrupt), Width::FULL, self.parts.threads)?;
+        match fold.manifest(object.hash) == object {
+            true => Ok(ProvenObject(object)),
             false => Err(Error::damage(format!(
                 "object {} has other roots than its manifest",
                 object.id().short()
@@ -496,7 +531,7 @@ fn checked(kind: NodeKind, node: &RawNode) -> Result<(NodeMeta, u32)> {
 }
 
 /// Whether a file is what its hash says, and split as its layout says.
-fn prove(file: &StoredFile, hash: &FileHash) -> Result<()> {
+fn prove(file: &StoredFile, hash: &FileHash, interrupt: Interrupt<'_>) -> Result<()> {
     let layout = file.layout();
     let parsed = layout.format != Format::Opaque;
     let mut crc = SpanCrc::new(crc_spans(layout))?;
@@ -504,7 +539,7 @@ fn prove(file: &StoredFile, hash: &FileHash) -> Result<()> {
     file.stream(&mut |bytes| {
         hasher.update(bytes);
         crc.update(bytes);
-        Ok(())
+        interrupt()
     })?;
     if hasher.finish() != *hash {
         return Err(Error::damage("does not have the SHA-256 that names it"));

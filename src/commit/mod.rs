@@ -25,8 +25,8 @@ mod stamp;
 mod walk;
 
 pub use broken::{Broken, broken, quarantine, replaced};
-pub use import::{Added, Adopt, Import, ImportedFile, RawNode};
-pub use object::{PutObject, put_object};
+pub use import::{Added, Adopt, Import, ImportedFile, ProvenObject, RawNode};
+pub use object::{PutObject, put_object, store_object};
 pub use patch::{Old, Patched, put_patched};
 pub use repack::{RepackProgress, RepackRequest, Repacked, repack};
 
@@ -242,7 +242,7 @@ fn store<T>(
 }
 
 /// Nodes that are durable and not published.
-struct Stored {
+pub struct Stored {
     ranges: Vec<PackRange>,
     /// Repacks, and the last journal record, that the encoder knew of.
     repacks: u64,

@@ -1,5 +1,6 @@
 //! Puts an exact byte object: its bytes are stored as a file's are, and its records' ids are computed from what was stored.
 
+use super::import::ProvenObject;
 use super::{Commit, CommitRequest, Parts, Stored, store};
 use crate::error::{Error, Kind, Result};
 use crate::graph::{Change, now};
@@ -26,6 +27,15 @@ pub struct PutObject {
 /// # Errors
 /// As of a commit; `Usage` if it is no regular file.
 pub fn put_object(parts: &Parts, request: &CommitRequest) -> Result<(PutObject, Fold)> {
+    let (ProvenObject(manifest), fold, stored) = store_object(parts, request)?;
+    Ok((publish(parts, stored, manifest)?, fold))
+}
+
+/// The same, but it is not published.
+///
+/// # Errors
+/// As of [`put_object`].
+pub fn store_object(parts: &Parts, request: &CommitRequest) -> Result<(ProvenObject, Fold, Stored)> {
     let [(_, path)] = &request.entries[..] else {
         return Err(Error::new(Kind::Usage, "an object is one file"));
     };
@@ -51,11 +61,11 @@ pub fn put_object(parts: &Parts, request: &CommitRequest) -> Result<(PutObject, 
         let fold = Fold::of(&source, Width::FULL, parts.threads)?;
         Ok((fold.manifest(hash), fold))
     })?;
-    Ok((publish(parts, stored, manifest)?, fold))
+    Ok((ProvenObject(manifest), fold, stored))
 }
 
 /// Publishes an object whose bytes are stored.
-pub(super) fn publish(parts: &Parts, stored: Stored, manifest: ObjectManifest) -> Result<PutObject> {
+fn publish(parts: &Parts, stored: Stored, manifest: ObjectManifest) -> Result<PutObject> {
     let (id, pinned) = (manifest.id(), manifest.clone());
     let (new, stored) = stored.publish(parts, move |history, _| {
         let new = !history.objects().contains_key(&id);

@@ -1,9 +1,9 @@
 //! Puts an object that is another one with some of its bytes changed: only what changed is encoded.
 
 use super::encode::{Against, Encoder};
-use super::object::{PutObject, publish};
+use super::import::ProvenObject;
 use super::{Parts, Stored};
-use crate::error::{Error, Result};
+use crate::error::{Error, Interrupt, Result};
 use crate::format::{Cutter, Layout};
 use crate::graph::{Manifest, NodeKind, Shape};
 use crate::id::{Domain, FileHash, NodeId};
@@ -22,8 +22,8 @@ const NONE: NodeId = NodeId([0; 32]);
 
 /// What became of an object that is another one with some of its bytes changed.
 pub enum Patched {
-    /// It was put; its fold.
-    Put(PutObject, Fold),
+    /// It is stored, and not published yet; its fold.
+    Stored(ProvenObject, Stored, Fold),
     /// The other's bytes are not stored in a way that lends itself to it.
     Unfit,
     /// The bytes have not the SHA-256 that is pinned.
@@ -40,7 +40,7 @@ pub struct Old<'a> {
     pub fold: &'a Fold,
 }
 
-/// Puts the object of this manifest, whose bytes are those of another but for what is in `changed` (sorted ranges) and beyond its end.
+/// Stores the object of this manifest, whose bytes are those of another but for what is in `changed` (sorted ranges) and beyond its end.
 /// Only the chunks that these touch are encoded, against the other's; all of it is read back and hashed.
 ///
 /// # Errors
@@ -51,6 +51,7 @@ pub fn put_patched(
     manifest: &ObjectManifest,
     new: &dyn Source,
     changed: &[Range<u64>],
+    interrupt: Interrupt<'_>,
 ) -> Result<Patched> {
     parts.packs.refresh()?;
     let (repacks, since) = (parts.history.read().repacks(), parts.packs.seq());
@@ -97,6 +98,7 @@ pub fn put_patched(
         for (_, range) in some {
             old_file.read_ahead(range.start, range.end - range.start);
         }
+        interrupt()?;
         for (place, range) in some {
             chunks.put(*place, read(new, range.clone())?)?;
         }
@@ -104,6 +106,7 @@ pub fn put_patched(
     let mut cutter = Cutter::new();
     while at < manifest.len {
         let end = manifest.len.min(at + STEP);
+        interrupt()?;
         cutter.push(&read(new, at..end)?, &mut |raw| chunks.add(raw))?;
         at = end;
     }
@@ -111,7 +114,7 @@ pub fn put_patched(
     chunks.encode()?;
     let Chunks { lens, ids, .. } = chunks;
     let stored = file(&lens, &ids)?;
-    if !stored.has_digest(&manifest.hash)? {
+    if !stored.has_digest(&manifest.hash, interrupt)? {
         return Ok(Patched::Wrong);
     }
     let fold = old.fold.patched(new, changed)?;
@@ -135,7 +138,7 @@ pub fn put_patched(
         repacks,
         since,
     };
-    Ok(Patched::Put(publish(parts, stored, manifest.clone())?, fold))
+    Ok(Patched::Stored(ProvenObject(manifest.clone()), stored, fold))
 }
 
 /// The chunks of the new object; those of the old one at first, in the places of those that wait to be encoded.

@@ -133,7 +133,7 @@ impl History {
 
 fn diverged(branch: &str) -> Error {
     let why = format!(
-        "branch {branch:?} has gone another way on either side: neither follows the other (pull it under another name)"
+        "branch {branch:?} has gone another way on either side: neither follows the other ({branch}:NAME pulls or pushes it under another name)"
     );
     Error::new(Kind::Refused, why)
 }

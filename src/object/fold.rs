@@ -5,7 +5,7 @@ use super::manifest::ObjectManifest;
 use super::record::{ATOM, MAX_SCALE, Record, Width};
 use super::shape::{Place, Shape, atoms_of};
 use crate::bytes::{Reader, Writer};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Interrupt, Kind, Result};
 use crate::id::{FileHash, RecordId};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -32,6 +32,20 @@ impl Source for [u8] {
             .and_then(|at| self.get(at..)?.get(..buf.len()));
         buf.copy_from_slice(from.ok_or_else(|| Error::damage("read past the end of an object"))?);
         Ok(())
+    }
+}
+
+/// Bytes that are read until somebody wants no more.
+pub struct Interruptible<'a, S: ?Sized>(pub &'a S, pub Interrupt<'a>);
+
+impl<S: Source + ?Sized> Source for Interruptible<'_, S> {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        (self.1)()?;
+        self.0.read_at(offset, buf)
     }
 }
 

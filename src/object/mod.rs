@@ -12,7 +12,7 @@ mod shape;
 #[cfg(test)]
 mod tests;
 
-pub use fold::{Block, Fold, Source, touches};
+pub use fold::{Block, Fold, Interruptible, Source, touches};
 pub use manifest::ObjectManifest;
 pub use record::{ATOM, Record, Width};
 pub use records::{Proof, Records};

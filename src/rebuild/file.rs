@@ -1,7 +1,7 @@
 //! A file of a version: random access over its chunks.
 
 use super::{AHEAD, NodeSource, Rebuilder, deltas};
-use crate::error::{Error, Result};
+use crate::error::{Error, Interrupt, Result};
 use crate::format::{Layout, Source};
 use crate::graph::{Manifest, NodeKind, NodeMeta, Shape};
 use crate::id::{FileHash, FileHasher, NodeId};
@@ -228,12 +228,12 @@ impl StoredFile {
     /// The SHA-256 of all bytes.
     ///
     /// # Errors
-    /// Damage.
-    pub fn digest(&self) -> Result<FileHash> {
+    /// Damage; what `interrupt` gives.
+    pub fn digest(&self, interrupt: Interrupt<'_>) -> Result<FileHash> {
         let mut hasher = FileHasher::default();
         self.stream(&mut |bytes| {
             hasher.update(bytes);
-            Ok(())
+            interrupt()
         })?;
         Ok(hasher.finish())
     }
@@ -242,14 +242,21 @@ impl StoredFile {
     /// to tell what is damaged.
     ///
     /// # Errors
-    /// Damage.
-    pub fn has_digest(&self, hash: &FileHash) -> Result<bool> {
+    /// Damage; what `interrupt` gives.
+    pub fn has_digest(&self, hash: &FileHash, interrupt: Interrupt<'_>) -> Result<bool> {
         let in_order = self.layout.extents.len() == self.chunks.len();
-        Ok(in_order && self.unverified_digest().is_ok_and(|found| found == *hash) || self.digest()? == *hash)
+        if in_order
+            && self
+                .unverified_digest(interrupt)
+                .is_ok_and(|found| found == *hash)
+        {
+            return Ok(true);
+        }
+        Ok(self.digest(interrupt)? == *hash)
     }
 
     /// The SHA-256 of the chunks one after the other as their chains give them. A few are decoded ahead, side by side, and not kept.
-    fn unverified_digest(&self) -> Result<FileHash> {
+    fn unverified_digest(&self, interrupt: Interrupt<'_>) -> Result<FileHash> {
         let lanes = self.rebuilder.threads();
         std::thread::scope(|scope| {
             let lane = |lane: usize| {
@@ -275,7 +282,7 @@ impl StoredFile {
                         return Err(Error::damage("a chunk is not as long as its layout says"));
                     }
                     hasher.update(&raw);
-                    Ok(())
+                    interrupt()
                 });
             for (thread, receive) in lanes {
                 drop(receive);

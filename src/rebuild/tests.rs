@@ -1,5 +1,6 @@
 use super::*;
 use crate::codec::Codec;
+use crate::error::{Kind, never};
 use crate::graph::{Delta, Further};
 use crate::tensor::Number;
 use std::sync::Barrier;
@@ -357,15 +358,17 @@ fn a_files_digest_vouches_for_its_chunks_and_its_chunks_tell_what_is_damaged() {
     hasher.update(&whole);
     let hash = hasher.finish();
     let (right, its) = file(nodes);
-    assert!(right.has_digest(&hash).unwrap());
+    assert!(right.has_digest(&hash, &never).unwrap());
     assert_eq!(its.counters().asked, 0, "its chunks were verified one by one");
-    assert!(!right.has_digest(&crate::id::FileHash([1; 32])).unwrap());
+    assert!(!right.has_digest(&crate::id::FileHash([1; 32]), &never).unwrap());
+    let ended = right.has_digest(&hash, &|| Err(Error::new(Kind::Stopped, "ended")));
+    assert_eq!(ended.unwrap_err().kind(), Kind::Stopped);
     let (nodes, _) = chain(20);
     let other = nodes.map.lock().get(&ids[0]).cloned().unwrap();
     nodes.map.lock().insert(ids[7], other);
-    let error = file(nodes).0.has_digest(&hash).unwrap_err();
+    let error = file(nodes).0.has_digest(&hash, &never).unwrap_err();
     assert!(error.to_string().contains(&ids[7].short()), "{error}");
     let (nodes, _) = chain(20);
     nodes.map.lock().remove(&ids[19]);
-    assert!(file(nodes).0.has_digest(&hash).is_err());
+    assert!(file(nodes).0.has_digest(&hash, &never).is_err());
 }

@@ -2,11 +2,11 @@
 
 use super::whole::Hashing;
 use super::{CommitRequest, FileView, Store};
-use crate::commit::{self, Old, Patched, PutObject};
-use crate::error::{Error, Kind, Result};
+use crate::commit::{self, Old, Patched, ProvenObject, PutObject, Stored};
+use crate::error::{Error, Interrupt, Kind, Result, never};
 use crate::graph::{EntryKind, Object};
 use crate::id::{FileHash, FileHasher, ObjectId};
-use crate::object::{Fold, ObjectManifest, Proof, Source, Width};
+use crate::object::{Fold, Interruptible, ObjectManifest, Proof, Source, Width};
 use std::io::Write;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -90,7 +90,7 @@ impl Store {
         Ok(put)
     }
 
-    /// Puts an object that is one of this store's with some of its bytes changed.
+    /// Stores an object that is one of this store's with some of its bytes changed, under no name yet.
     ///
     /// # Errors
     /// As of [`commit::put_patched`].
@@ -100,17 +100,28 @@ impl Store {
         manifest: &ObjectManifest,
         new: &dyn Source,
         changed: &[Range<u64>],
+        interrupt: Interrupt<'_>,
     ) -> Result<Patched> {
         let of = Old {
             hash: old.manifest.hash,
             len: old.manifest.len,
-            fold: self.fold_of(old)?,
+            fold: self.fold_of(old, interrupt)?,
         };
-        let done = commit::put_patched(&self.0.parts, &of, manifest, new, changed)?;
-        if let Patched::Put(_, fold) = &done {
+        let done = commit::put_patched(&self.0.parts, &of, manifest, new, changed, interrupt)?;
+        if let Patched::Stored(_, _, fold) = &done {
             self.keep_fold(fold, &manifest.hash);
         }
         Ok(done)
+    }
+
+    /// Stores the one file that a request names as an exact byte object, under no name yet.
+    ///
+    /// # Errors
+    /// As of [`Store::put_object`].
+    pub fn store_object(&self, request: &CommitRequest) -> Result<(ProvenObject, Stored)> {
+        let (object, fold, stored) = commit::store_object(&self.0.parts, request)?;
+        self.keep_fold(&fold, &object.manifest().hash);
+        Ok((object, stored))
     }
 
     /// All objects that were put, the oldest first.
@@ -130,7 +141,7 @@ impl Store {
             let EntryKind::File { hash, len, .. } = self.entry(&version, path.as_bytes())?.kind else {
                 return Err(Error::new(Kind::Usage, format!("{name} is no regular file")));
             };
-            return self.file_object(&hash, len);
+            return self.file_object(&hash, len, &never);
         }
         let object = self.0.parts.history.read().object_by_prefix(name)?.cloned();
         let missing = || {
@@ -154,12 +165,12 @@ impl Store {
             );
             return Err(Error::new(Kind::Limit, why));
         }
-        let fold = self.fold_of(object)?;
+        let fold = self.fold_of(object, &never)?;
         Proof::of(&object.manifest, fold, &*object.file, range)
     }
 
     /// The ids of an object's larger trees: kept ones, or computed from its bytes, and kept.
-    pub(super) fn fold(&self, file: &FileView, hash: &FileHash) -> Result<Fold> {
+    pub(super) fn fold(&self, file: &FileView, hash: &FileHash, interrupt: Interrupt<'_>) -> Result<Fold> {
         let path = self.fold_path(hash, file.len());
         if let Ok(bytes) = std::fs::read(&path) {
             match Fold::decode(&bytes, *hash, file) {
@@ -167,7 +178,7 @@ impl Store {
                 done => return done,
             }
         }
-        let fold = Fold::of(file, Width::FULL, self.0.parts.threads)?;
+        let fold = Fold::of(&Interruptible(file, interrupt), Width::FULL, self.0.parts.threads)?;
         self.keep_fold(&fold, hash);
         Ok(fold)
     }

@@ -4,7 +4,7 @@ use super::object::keep;
 use super::{ObjectFile, Store};
 use crate::bytes::Writer;
 use crate::commit::{self, Broken, Import, RawNode};
-use crate::error::{Error, IoContext, Kind, Result};
+use crate::error::{Error, Interrupt, IoContext, Kind, Result};
 use crate::graph::{Follow, Manifest, NodeKind, Object, Tree};
 use crate::id::{FileHash, NodeId, ObjectId, VersionId};
 use crate::object::{Fold, ObjectManifest, Place, Source, Width};
@@ -82,13 +82,13 @@ impl Store {
     /// Everything here that is damaged or missing, as far as it can be told before that is repaired. `told` hears of the bytes read.
     ///
     /// # Errors
-    /// What is no damage.
-    pub fn broken(&self, told: &mut dyn FnMut(u64)) -> Result<BTreeSet<Broken>> {
+    /// What is no damage; what `interrupt` gives.
+    pub fn broken(&self, told: &mut dyn FnMut(u64), interrupt: Interrupt<'_>) -> Result<BTreeSet<Broken>> {
         let mut versions = Vec::new();
         for branch in self.branches() {
             versions.extend(self.versions(&branch)?);
         }
-        commit::broken(&self.0.parts, &versions, &self.objects(), told)
+        commit::broken(&self.0.parts, &versions, &self.objects(), told, interrupt)
     }
 
     /// Keeps the bytes of what is damaged beside the packs: what replaces it is here.
@@ -135,10 +135,10 @@ impl Store {
     /// A file of a version as an exact object.
     ///
     /// # Errors
-    /// Damage or `NotFound`.
-    pub fn file_object(&self, hash: &FileHash, len: u64) -> Result<ObjectFile> {
+    /// Damage or `NotFound`; what `interrupt` gives.
+    pub fn file_object(&self, hash: &FileHash, len: u64, interrupt: Interrupt<'_>) -> Result<ObjectFile> {
         let file = self.file(hash, len)?;
-        let fold = self.fold(&file, hash)?;
+        let fold = self.fold(&file, hash, interrupt)?;
         let object = ObjectFile::new(fold.manifest(*hash), file);
         object.fold_with(|| Ok(fold))?;
         Ok(object)
@@ -157,17 +157,22 @@ impl Store {
     /// What an object's records are found by.
     ///
     /// # Errors
-    /// Damage.
-    pub fn fold_of<'a>(&self, object: &'a ObjectFile) -> Result<&'a Fold> {
-        object.fold_with(|| self.fold(&object.file, &object.manifest.hash))
+    /// Damage; what `interrupt` gives.
+    pub fn fold_of<'a>(&self, object: &'a ObjectFile, interrupt: Interrupt<'_>) -> Result<&'a Fold> {
+        object.fold_with(|| self.fold(&object.file, &object.manifest.hash, interrupt))
     }
 
     /// Records of an object, encoded one after the other.
     ///
     /// # Errors
-    /// `NotFound` if it has no such record; damage.
-    pub fn records(&self, object: &ObjectFile, places: &[Place]) -> Result<Vec<u8>> {
-        let fold = self.fold_of(object)?;
+    /// `NotFound` if it has no such record; damage; what `interrupt` gives.
+    pub fn records(
+        &self,
+        object: &ObjectFile,
+        places: &[Place],
+        interrupt: Interrupt<'_>,
+    ) -> Result<Vec<u8>> {
+        let fold = self.fold_of(object, interrupt)?;
         let (mut block, mut out) = (None, Writer::new());
         for place in places {
             fold.record(object, &mut block, *place)?

@@ -75,6 +75,9 @@ impl std::str::FromStr for Address {
                 None => ssh(host, None, &dir),
             };
         }
+        if text.contains("://") {
+            return bad("of URLs only ssh://[USER@]HOST[:PORT]/DIR is understood");
+        }
         match text.split_once(':') {
             // As with scp and rsync, a colon before any slash ends a host.
             Some((host, dir)) if !host.contains('/') => ssh(host, None, dir),
@@ -116,7 +119,7 @@ pub(super) fn loopback(at: &str) -> Result<Vec<SocketAddr>> {
         false => Err(Error::new(
             Kind::Refused,
             format!(
-                "{at} is not this machine: plain TCP is for 127.0.0.1 and [::1] only; use ssh, or tls:{at}"
+                "{at} is not this machine: plain TCP is for 127.0.0.1 and [::1] only; others use ssh, or TLS (`serve --tls-listen`, tls:HOST:PORT)"
             ),
         )),
     }
@@ -129,7 +132,7 @@ pub(super) fn resolve(at: &str) -> Result<Vec<SocketAddr>> {
         .map_err(|e| {
             Error::new(
                 Kind::Usage,
-                format!("{at:?} is no HOST:PORT that can be found: {e}"),
+                format!("{at:?} is no HOST:PORT that can be found, such as 127.0.0.1:7420: {e}"),
             )
         })?
         .collect();
@@ -168,6 +171,8 @@ mod tests {
         }
         for text in [
             "",
+            "http://host/dir",
+            "file:///dir",
             "-oProxyCommand=x:dir",
             "ssh://-x/dir",
             "ssh://h:x/dir",

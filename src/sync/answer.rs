@@ -2,9 +2,9 @@
 
 use super::link::{Link, MAX_FRAME};
 use super::message::{Answer, Checked, Readable, Ref, Request, State, Target, page};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Interrupt, Kind, Result, never};
 use crate::id::{NodeId, VersionId};
-use crate::store::{Numbered, ObjectFile, ObjectSource, Place, RawNode, Report, Store};
+use crate::store::{Numbered, ObjectFile, ObjectSource, Place, RawNode, Store};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    fn object(&mut self, store: &Store, of: Target) -> Result<Option<&ObjectFile>> {
+    fn object(&mut self, store: &Store, of: Target, interrupt: Interrupt<'_>) -> Result<Option<&ObjectFile>> {
         if !self.has(of) {
             self.object = None;
-            let mut found = find(store, of)?;
+            let mut found = find(store, of, interrupt)?;
             if found.is_none() && store.refresh()? {
-                found = find(store, of)?;
+                found = find(store, of, interrupt)?;
             }
             self.object = found.map(|o| (of, o));
         }
@@ -43,16 +43,30 @@ impl Recent {
     }
 
     /// Records of an object; nothing if it is not here.
-    fn records(&mut self, store: &Store, of: Target, places: &[Place]) -> Result<Option<Vec<u8>>> {
-        let object = self.object(store, of)?;
-        object.map(|object| store.records(object, places)).transpose()
+    fn records(
+        &mut self,
+        store: &Store,
+        of: Target,
+        places: &[Place],
+        interrupt: Interrupt<'_>,
+    ) -> Result<Option<Vec<u8>>> {
+        let object = self.object(store, of, interrupt)?;
+        object
+            .map(|object| store.records(object, places, interrupt))
+            .transpose()
     }
 
     /// Bytes of something; nothing if it is not here.
-    fn read(&mut self, store: &Store, of: Readable, bytes: Range<u64>) -> Result<Option<Vec<u8>>> {
+    fn read(
+        &mut self,
+        store: &Store,
+        of: Readable,
+        bytes: Range<u64>,
+        interrupt: Interrupt<'_>,
+    ) -> Result<Option<Vec<u8>>> {
         match of {
             Readable::Whole(of) => {
-                let Some(object) = self.object(store, of)? else {
+                let Some(object) = self.object(store, of, interrupt)? else {
                     return Ok(None);
                 };
                 if bytes.end > object.manifest.len {
@@ -81,10 +95,10 @@ impl Recent {
     }
 }
 
-fn find(store: &Store, of: Target) -> Result<Option<ObjectFile>> {
+fn find(store: &Store, of: Target, interrupt: Interrupt<'_>) -> Result<Option<ObjectFile>> {
     let found = match of {
         Target::Object(id) => store.object_of(&id).map(|o| store.object_file(&o.manifest)),
-        Target::File(hash, len) => match store.file_object(&hash, len) {
+        Target::File(hash, len) => match store.file_object(&hash, len, interrupt) {
             Err(e) if e.kind() == Kind::NotFound => None,
             found => Some(found),
         },
@@ -109,7 +123,7 @@ pub(super) fn answer(store: &Store, link: &mut Link, recent: &mut Recent, reques
         }
         Request::Nodes(ids) => ids.iter().try_for_each(|id| node(store, link, id)),
         // The file of a version is folded for it.
-        Request::Object(of) => match link.while_busy(|| recent.object(store, of))? {
+        Request::Object(of) => match link.while_busy(|stop| recent.object(store, of, stop))? {
             Some(object) => say(link, &Answer::Object(object.manifest.encode())),
             None => say(link, &Answer::Missing { damaged: false }),
         },
@@ -128,25 +142,33 @@ pub(super) fn answer(store: &Store, link: &mut Link, recent: &mut Recent, reques
         Request::Records { of, places } => {
             // Folded for the first of them.
             let records = match recent.has(of) {
-                true => recent.records(store, of, &places)?,
-                false => link.while_busy(|| recent.records(store, of, &places))?,
+                true => recent.records(store, of, &places, &never)?,
+                false => link.while_busy(|stop| recent.records(store, of, &places, stop))?,
             };
             match records {
                 None => say(link, &Answer::Missing { damaged: false }),
                 Some(records) => say(link, &Answer::Records(records)),
             }
         }
-        Request::Read { of, bytes, packed } => match recent.read(store, of, bytes) {
-            Ok(None) => say(link, &Answer::Missing { damaged: false }),
-            Ok(Some(bytes)) => say(link, &Answer::Bytes { bytes, packed }),
-            Err(e) if e.kind() == Kind::Damage => {
-                log::info!("asked for what is damaged: {e}");
-                say(link, &Answer::Missing { damaged: true })
+        Request::Read { of, bytes, packed } => {
+            let read = match of {
+                Readable::Whole(of) if !recent.has(of) => {
+                    link.while_busy(|stop| recent.read(store, Readable::Whole(of), bytes, stop))
+                }
+                of => recent.read(store, of, bytes, &never),
+            };
+            match read {
+                Ok(None) => say(link, &Answer::Missing { damaged: false }),
+                Ok(Some(bytes)) => say(link, &Answer::Bytes { bytes, packed }),
+                Err(e) if e.kind() == Kind::Damage => {
+                    log::info!("asked for what is damaged: {e}");
+                    say(link, &Answer::Missing { damaged: true })
+                }
+                Err(e) => Err(e),
             }
-            Err(e) => Err(e),
-        },
+        }
         Request::Check(what) => {
-            let state = link.while_busy(|| check(store, what))?;
+            let state = link.while_busy(|stop| check(store, what, stop))?;
             say(link, &Answer::State(state))
         }
         Request::Push { .. } | Request::PushObject(_) => Err(Error::new(
@@ -226,20 +248,20 @@ fn send(link: &mut Link, node: &RawNode) -> Result<()> {
 }
 
 /// Checks something from end to end.
-fn check(store: &Store, what: Checked) -> Result<State> {
+fn check(store: &Store, what: Checked, interrupt: Interrupt<'_>) -> Result<State> {
     store.refresh()?;
-    let mut report = Report::default();
+    let mut verifier = store.verifier(interrupt);
     match what {
         Checked::Version(id) => match store.version(&id) {
             None => return Ok(State::Absent),
-            Some(version) => report = store.verify(&[version], &mut |_| {}),
+            Some(version) => verifier.version(&version, &mut |_| {})?,
         },
         Checked::Object(id) => match store.object_of(&id) {
             None => return Ok(State::Absent),
-            Some(object) => store.verify_objects(&[object], &mut report, &mut |_| {}),
+            Some(object) => verifier.object(&object, &mut |_| {})?,
         },
     }
-    Ok(match report.damage.first() {
+    Ok(match verifier.report.damage.first() {
         None => State::Right,
         Some(d) => State::Damaged(format!("{} {}: {}", d.version, d.file, d.why)),
     })

@@ -21,6 +21,16 @@ const MAX_SAID: usize = 256 << 20;
 /// The most branches and tags of a store, and objects.
 const MAX_REFS: usize = 1 << 20;
 
+/// A node that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    Node(RawNode),
+    /// The peer has not got it.
+    Absent,
+    /// The peer has it and cannot read it.
+    Damaged,
+}
+
 /// Says hello and hears it.
 ///
 /// # Errors
@@ -34,10 +44,18 @@ pub(super) fn hello(link: &mut Link, store: [u8; 16]) -> Result<Hello> {
     let (kind, body) = mine.encode();
     link.put(kind, &[&body])?;
     link.flush()?;
-    let Some(frame) = link.next()? else {
+    let no_hello = |e: Error| match e.kind() {
+        Kind::Damage => Error::damage("the other side began with something that is no zspace hello"),
+        _ => e,
+    };
+    let Some(frame) = link.next().map_err(no_hello)? else {
         return Err(Error::new(Kind::Io, "the peer hung up before it said hello"));
     };
-    let theirs = Hello::decode(&frame)?;
+    if let Ok(Answer::Failed(e)) = Answer::decode(&frame) {
+        return Err(e);
+    }
+    let theirs = Hello::decode(&frame).map_err(no_hello)?;
+    link.greeted();
     if theirs.spoken.0 > SPOKEN.1 || theirs.spoken.1 < SPOKEN.0 {
         let why = format!(
             "the other side ({}) speaks versions {} to {} of the protocol, this one {} to {}",
@@ -219,8 +237,8 @@ impl<'a> Asker<'a> {
         }
     }
 
-    /// A file's manifest, as it lies in a pack; nothing if the peer has not got it.
-    pub(super) fn manifest(&mut self, id: NodeId) -> Result<Option<RawNode>> {
+    /// A file's manifest, as it lies in a pack.
+    pub(super) fn manifest(&mut self, id: NodeId) -> Result<Sent> {
         self.nodes(&[id])?;
         self.node()
     }
@@ -374,12 +392,13 @@ impl<'a> Asker<'a> {
         Ok(())
     }
 
-    /// The next node of those that were asked for; nothing if the peer has not got it.
-    pub(super) fn node(&mut self) -> Result<Option<RawNode>> {
+    /// The next node of those that were asked for.
+    pub(super) fn node(&mut self) -> Result<Sent> {
         let answer = self.hear()?;
         self.landed();
         let (kind, meta, len, mut payload) = match answer {
-            Answer::Missing { .. } => return Ok(None),
+            Answer::Missing { damaged: true } => return Ok(Sent::Damaged),
+            Answer::Missing { damaged: false } => return Ok(Sent::Absent),
             Answer::Node {
                 kind,
                 meta,
@@ -400,7 +419,7 @@ impl<'a> Asker<'a> {
         if payload.len() as u64 != len {
             return Err(Error::damage("the peer sent more of a node than it announced"));
         }
-        Ok(Some(RawNode {
+        Ok(Sent::Node(RawNode {
             kind,
             meta,
             payload: payload.into(),

@@ -4,16 +4,19 @@ use super::address::Address;
 use super::ask::{Asker, hello};
 use super::connect::{Peer, Ways};
 use super::link::Link;
-use super::message::{Checked, Readable, State, Target};
+use super::message::{Answer, Checked, MAX_READ, Readable, Request, State, Target};
 use crate::error::{Error, Kind, Result};
-use crate::id::{ObjectId, VersionId};
-use crate::store::{NodeKind, ObjectManifest, ObjectRecords, Width, tree_id};
+use crate::id::{FileHash, FileHasher, NodeId, ObjectId, VersionId};
+use crate::store::{EntryKind, NodeKind, ObjectManifest, ObjectRecords, Tree, Width, tree_id};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 
 /// Atoms of an object that a replica must prove.
 const CHALLENGES: u64 = 4;
+/// Files of a version that it must show, if they are not too large.
+const FILES: u64 = 16;
 /// Replicas that are asked at once.
 const AT_ONCE: usize = 32;
 
@@ -47,7 +50,7 @@ pub struct Verdict {
     pub replica: String,
     /// What came of it.
     pub state: Standing,
-    /// Why, unless it is verified.
+    /// Why; what was proved, if it is verified.
     pub why: String,
 }
 
@@ -79,11 +82,15 @@ pub fn parse_checks(text: &str) -> Result<Vec<Check>> {
         }
         checks.push(Check { what, replicas });
     }
-    Ok(checks)
+    match checks.is_empty() {
+        true => Err(Error::new(Kind::Usage, "there is nothing to check in it")),
+        false => Ok(checks),
+    }
 }
 
-/// Asks every replica, all at once; the verdicts in the order of the checks. `told` hears of each as it comes.
-pub fn audit(checks: &[Check], ways: &Ways, told: &(dyn Fn(&Verdict) + Sync)) -> Vec<Verdict> {
+/// Asks every replica, all at once; the verdicts in the order of the checks. Of each version at most `read` bytes of files are read.
+/// `told` hears of each verdict as it comes.
+pub fn audit(checks: &[Check], ways: &Ways, read: u64, told: &(dyn Fn(&Verdict) + Sync)) -> Vec<Verdict> {
     let mut by_replica: BTreeMap<String, (Address, Vec<(usize, Checked)>)> = BTreeMap::new();
     let mut order = 0;
     for check in checks {
@@ -103,7 +110,7 @@ pub fn audit(checks: &[Check], ways: &Ways, told: &(dyn Fn(&Verdict) + Sync)) ->
                     let Some((name, (address, checks))) = todo.lock().pop() else {
                         break;
                     };
-                    replica(&address, ways, &checks, &mut |at, what, state, why| {
+                    replica(&address, ways, read, &checks, &mut |at, what, state, why| {
                         let (kind, id) = match what {
                             Checked::Object(id) => ("object", id.to_string()),
                             Checked::Version(id) => ("version", id.to_string()),
@@ -131,6 +138,7 @@ pub fn audit(checks: &[Check], ways: &Ways, told: &(dyn Fn(&Verdict) + Sync)) ->
 fn replica(
     address: &Address,
     ways: &Ways,
+    read: u64,
     checks: &[(usize, Checked)],
     told: &mut dyn FnMut(usize, Checked, Standing, String),
 ) {
@@ -139,17 +147,21 @@ fn replica(
         let mut judge = || {
             if peer.is_none() {
                 let mut new = Peer::connect(address, ways)?;
-                hello(new.link()?, [0; 16])?;
+                hello(new.link()?, [0; 16]).map_err(|e| new.explained(e, address))?;
                 peer = Some(new);
             }
             match peer.as_mut() {
-                Some(peer) => judge(peer.link()?, *what),
+                Some(peer) => judge(peer.link()?, *what, read),
                 None => Err(Error::new(Kind::Io, "there is no connection")),
             }
         };
         match judge() {
-            Ok(None) => told(*at, *what, Standing::Verified, String::new()),
-            Ok(Some(why)) => told(*at, *what, Standing::Stale, why),
+            Ok(Judged::Proved(what_was)) => told(*at, *what, Standing::Verified, what_was),
+            Ok(Judged::Told(why)) => told(*at, *what, Standing::Stale, why),
+            Ok(Judged::Caught(why)) => {
+                peer = None;
+                told(*at, *what, Standing::Stale, why);
+            }
             Err(e) => {
                 // Nothing more can be said over that connection.
                 peer = None;
@@ -159,28 +171,38 @@ fn replica(
     }
 }
 
-/// Why a replica does not have something as it should; nothing if it has.
-fn judge(link: &mut Link, what: Checked) -> Result<Option<String>> {
+/// What came of asking for one thing.
+enum Judged {
+    /// It proved so much of it.
+    Proved(String),
+    /// It has it not as it should, and says so.
+    Told(String),
+    /// It says that it has it as it should, and that is not so. Nothing that it says after that is listened to.
+    Caught(String),
+}
+
+/// Has a replica check something, and then prove parts of it.
+fn judge(link: &mut Link, what: Checked, read: u64) -> Result<Judged> {
     let mut asker = Asker::new(link, None);
     match asker.check(what)? {
-        State::Absent => return Ok(Some("is not there".into())),
-        State::Damaged(why) => return Ok(Some(format!("is damaged: {why}"))),
+        State::Absent => return Ok(Judged::Told("is not there".into())),
+        State::Damaged(why) => return Ok(Judged::Told(format!("is damaged: {why}"))),
         State::Right => {}
     }
     let challenged = match what {
         Checked::Object(id) => object(&mut asker, id),
-        Checked::Version(id) => version(&mut asker, id),
+        Checked::Version(id) => version(&mut asker, id, read),
     };
     match challenged {
         Err(e) if e.kind() == Kind::Damage || e.kind() == Kind::NotFound => {
-            Ok(Some(format!("is said to be right, but {e}")))
+            Ok(Judged::Caught(format!("is said to be right, but {e}")))
         }
-        done => done.map(|()| None),
+        done => done.map(Judged::Proved),
     }
 }
 
 /// Has a replica prove some atoms of an object.
-fn object(asker: &mut Asker<'_>, id: ObjectId) -> Result<()> {
+fn object(asker: &mut Asker<'_>, id: ObjectId) -> Result<String> {
     let missing = || Error::new(Kind::NotFound, "its manifest is not there");
     let bytes = asker.object(id)?.ok_or_else(missing)?;
     let manifest = ObjectManifest::decode(&bytes)?;
@@ -188,9 +210,9 @@ fn object(asker: &mut Asker<'_>, id: ObjectId) -> Result<()> {
         return Err(Error::damage("its manifest has another id"));
     }
     let shape = manifest.shape();
-    let random = RandomState::new();
-    for n in 0..CHALLENGES.min(shape.atoms()) {
-        let at = random.hash_one(n) % manifest.len;
+    let proved = CHALLENGES.min(shape.atoms());
+    for n in 0..proved {
+        let at = chance(n, manifest.len);
         let places: Vec<_> = shape.path(at..at + 1).collect();
         let records = asker.records(Target::Object(id), &places)?;
         let mut all = ObjectRecords::new(Width::FULL);
@@ -199,19 +221,102 @@ fn object(asker: &mut Asker<'_>, id: ObjectId) -> Result<()> {
         }
         all.range(&manifest, at..at + 1)?;
     }
-    Ok(())
+    Ok(format!("{proved} of {} atoms proved", shape.atoms()))
 }
 
-/// Has a replica show a version and its root.
-fn version(asker: &mut Asker<'_>, id: VersionId) -> Result<()> {
+/// A number below `end`, by chance.
+fn chance(n: u64, end: u64) -> u64 {
+    RandomState::new().hash_one(n) % end.max(1)
+}
+
+/// Has a replica show a version, the directories on the way to files that are chosen by chance, and those files, of `read` bytes at most.
+fn version(asker: &mut Asker<'_>, id: VersionId, read: u64) -> Result<String> {
     let version = asker.version(id)?;
-    let tree = asker.plain(
-        Readable::Node(NodeKind::Tree as u8, version.tree),
-        u64::from(NodeKind::Tree.max_len()),
-    )?;
-    match tree_id(&tree) == version.tree {
+    let mut left = read;
+    let mut proved = HashMap::new();
+    let mut trees = HashMap::new();
+    for n in 0..FILES {
+        let Some((hash, len)) = file(asker, &mut trees, version.tree, n)? else {
+            // There are no files, or none on that way.
+            continue;
+        };
+        if len <= left && proved.insert(hash, len).is_none() {
+            left -= len;
+            whole(asker, hash, len)?;
+        }
+    }
+    let bytes: u64 = proved.values().sum();
+    Ok(format!(
+        "{bytes} of {} bytes proved, in {} files",
+        version.len,
+        proved.len()
+    ))
+}
+
+/// Goes down a version's directories to a file; each file is as likely as it is large.
+fn file(
+    asker: &mut Asker<'_>,
+    trees: &mut HashMap<NodeId, Tree>,
+    root: NodeId,
+    n: u64,
+) -> Result<Option<(FileHash, u64)>> {
+    let mut at = root;
+    loop {
+        if let Entry::Vacant(new) = trees.entry(at) {
+            let kind = NodeKind::Tree;
+            let bytes = asker.plain(Readable::Node(kind as u8, at), u64::from(kind.max_len()))?;
+            if tree_id(&bytes) != at {
+                return Err(Error::damage(format!("directory {} has another id", at.short())));
+            }
+            new.insert(Tree::decode(&bytes)?);
+        }
+        let Some(tree) = trees.get(&at) else {
+            return Ok(None);
+        };
+        let weight = |e: &EntryKind| match e {
+            EntryKind::File { len, .. } | EntryKind::Dir { len, .. } => *len,
+            EntryKind::Symlink(_) => 0,
+        };
+        let mut chosen = chance(n, tree.len());
+        let entry = tree.entries().iter().find(|e| {
+            let skipped = chosen.checked_sub(weight(&e.kind));
+            chosen = skipped.unwrap_or(chosen);
+            skipped.is_none()
+        });
+        match entry.map(|e| &e.kind) {
+            Some(EntryKind::File { hash, len, .. }) => return Ok(Some((*hash, *len))),
+            Some(EntryKind::Dir { tree, .. }) => at = *tree,
+            _ => return Ok(None),
+        }
+    }
+}
+
+/// Reads a whole file, and checks its SHA-256.
+fn whole(asker: &mut Asker<'_>, hash: FileHash, len: u64) -> Result<()> {
+    let of = Readable::Whole(Target::File(hash, len));
+    let mut requests = (0..len).step_by(MAX_READ as usize).map(|from| Request::Read {
+        of,
+        bytes: from..len.min(from + MAX_READ),
+        packed: true,
+    });
+    let (mut hasher, mut got) = (FileHasher::default(), 0);
+    asker.many(&mut requests, &mut |answer| match answer {
+        Answer::Bytes { bytes, .. } => {
+            got += bytes.len() as u64;
+            hasher.update(&bytes);
+            Ok(())
+        }
+        _ => Err(Error::new(
+            Kind::NotFound,
+            format!("file {} cannot be had", hash.short()),
+        )),
+    })?;
+    match got == len && hasher.finish() == hash {
         true => Ok(()),
-        false => Err(Error::damage("its root directory has another id")),
+        false => Err(Error::damage(format!(
+            "file {} has another SHA-256",
+            hash.short()
+        ))),
     }
 }
 
@@ -228,6 +333,7 @@ mod tests {
             checks.iter().map(|c| c.replicas.len()).collect::<Vec<_>>(),
             [2, 1]
         );
+        assert_eq!(parse_checks("# none\n").unwrap_err().kind(), Kind::Usage);
         for bad in [
             "object",
             "object 12 /a",

@@ -1,15 +1,19 @@
 //! Fetches all that versions are made of, and only what is not here: directories, then the manifests of files, then chunks and
 //! layouts, with many requests on their way. Each file is proven as soon as all of it is here.
 
-use super::ask::Asker;
+use super::ask::{Asker, Sent};
 use crate::error::{Error, Kind, Result};
 use crate::id::{FileHash, NodeId};
 use crate::store::{Added, EntryKind, Import, ImportedFile, NodeKind, RawNode, Tree, manifest_id};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
 
-/// Bytes after which what was fetched is saved, so that a broken transfer goes on from there.
+/// What was fetched is saved, so that a broken transfer goes on from there, when it is so many bytes, …
 const SAVE: u64 = 64 << 20;
+/// … or so many, and so much time has passed.
+const SAVE_LATE: u64 = 2 << 20;
+const LATE: Duration = Duration::from_secs(2);
 /// Bytes of nodes that wait for what they are encoded against; more are asked for again.
 const HELD: usize = 64 << 20;
 /// What a node takes beside its payload.
@@ -104,6 +108,7 @@ pub(super) struct Fetch<'a, 'l, 's> {
     /// Bytes that each version added.
     stored: Vec<u64>,
     state: Fetched,
+    saved: Instant,
 }
 
 impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
@@ -129,6 +134,7 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
             held_bytes: 0,
             stored: Vec::new(),
             state: Fetched::default(),
+            saved: Instant::now(),
         }
     }
 
@@ -157,22 +163,19 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
                 }
                 break;
             };
-            let node = self.asker.node()?;
-            let missing = || {
-                let id = wanted.what.id();
-                let why = format!(
-                    "the peer does not have all of what it names: node {} is missing",
-                    id.short()
-                );
-                Error::new(Kind::NotFound, why)
+            let node = match self.asker.node()? {
+                Sent::Node(node) => node,
+                missing => return Err(not_there(&wanted.what, missing)),
             };
-            self.take(wanted, node.ok_or_else(missing)?)?;
+            self.take(wanted, node)?;
             self.state.nodes += 1;
             self.state.done = next.saturating_sub(1) as u64;
             self.state.bytes = self.asker.link().received();
             (self.told)(self.state)?;
-            if self.import.unsaved() > SAVE {
+            let unsaved = self.import.unsaved();
+            if unsaved > SAVE || unsaved > SAVE_LATE && self.saved.elapsed() > LATE {
                 self.import.save()?;
+                self.saved = Instant::now();
             }
         }
         if !self.held.is_empty() || !self.files.is_empty() {
@@ -380,9 +383,24 @@ impl<'a, 'l, 's> Fetch<'a, 'l, 's> {
     fn whole(&mut self, file: &ImportedFile, id: NodeId, version: usize) -> Result<()> {
         let before = self.import.appended();
         let (import, link) = (&mut *self.import, self.asker.link());
-        link.while_busy(|| import.file(file))?;
+        link.while_busy(|stop| import.file(file, stop))?;
         self.wanted.remove(&id);
         self.count(version, before);
         Ok(())
     }
+}
+
+fn not_there(what: &Want, sent: Sent) -> Error {
+    let id = what.id();
+    let why = match sent {
+        Sent::Damaged => format!(
+            "node {} is damaged at the peer: `zspace repair` there mends it from a store that has it, and --or names another to pull from",
+            id.short()
+        ),
+        _ => format!(
+            "the peer does not have all of what it names: node {} is missing",
+            id.short()
+        ),
+    };
+    Error::new(Kind::NotFound, why)
 }

@@ -1,7 +1,10 @@
 //! Frames over a pair of byte streams, with limits and deadlines (PROTOCOL.md, "Frames").
 
-use crate::error::{Error, Kind, Result};
+use super::stop::Stop;
+use crate::error::{Error, Interrupt, Kind, Result};
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
@@ -41,6 +44,9 @@ impl Default for Patience {
     }
 }
 
+/// How often it is asked whether to stop, while a peer is waited for.
+const TICK: Duration = Duration::from_millis(200);
+
 /// Bytes read or collected at once.
 const BUFFER: usize = 256 << 10;
 
@@ -68,14 +74,47 @@ pub struct Link {
     gone: Option<Error>,
     /// For so long something was waited for lately, and so much came.
     waited: (Duration, u64),
+    stop: Stop,
+    waiting: Waiting,
+    greeted: bool,
+}
+
+/// Since when a link waits for the peer to begin with something, for others to see.
+#[derive(Clone)]
+pub(super) struct Waiting {
+    began: Instant,
+    /// Milliseconds after that, and one; 0 if it does not wait.
+    since: Arc<AtomicU64>,
+}
+
+impl Waiting {
+    /// What waits for so long already.
+    #[cfg(test)]
+    pub(super) fn of(time: Duration) -> Self {
+        Waiting {
+            began: Instant::now() - time,
+            since: Arc::new(AtomicU64::new(1)),
+        }
+    }
+
+    fn set(&self, waits: bool) {
+        let now = self.began.elapsed().as_millis() as u64 + 1;
+        self.since.store(if waits { now } else { 0 }, Relaxed);
+    }
+
+    /// For how long it waits by now; nothing if it does not.
+    pub(super) fn time(&self) -> Option<Duration> {
+        let since = self.since.load(Relaxed).checked_sub(1)?;
+        self.began.elapsed().checked_sub(Duration::from_millis(since))
+    }
 }
 
 /// A frame: its type and what is in it.
 pub type Frame = (u8, Vec<u8>);
 
 impl Link {
-    /// Frames over a wire.
-    pub fn new(wire: Box<dyn Wire>, patience: Patience) -> Self {
+    /// Frames over a wire, until it is to stop.
+    pub fn new(wire: Box<dyn Wire>, patience: Patience, stop: Stop) -> Self {
         Link {
             wire,
             patience,
@@ -88,7 +127,28 @@ impl Link {
             asking: false,
             gone: None,
             waited: (Duration::ZERO, 0),
+            stop,
+            greeted: false,
+            waiting: Waiting {
+                began: Instant::now(),
+                since: Arc::default(),
+            },
         }
+    }
+
+    /// The peer has said hello.
+    pub(super) fn greeted(&mut self) {
+        self.greeted = true;
+    }
+
+    /// Whether the peer has said hello.
+    pub(super) fn is_greeted(&self) -> bool {
+        self.greeted
+    }
+
+    /// Since when it waits for the peer, for other threads to see.
+    pub(super) fn waiting(&self) -> Waiting {
+        self.waiting.clone()
     }
 
     /// Bytes sent so far.
@@ -136,7 +196,8 @@ impl Link {
             .get(from..)
             .filter(|r| !r.is_empty() && self.gone.is_none())
         {
-            match self.wire.write(rest, Instant::now() + self.patience.idle) {
+            let deadline = Instant::now() + self.patience.idle;
+            match sliced(&self.stop, deadline, |slice| self.wire.write(rest, slice))? {
                 Ok(0) => return Err(lost("send to", io::ErrorKind::WriteZero.into())),
                 Ok(n) => {
                     from += n;
@@ -173,8 +234,10 @@ impl Link {
         }
     }
 
-    /// Does what may take long and is waited for at the other side, which is told so from time to time.
-    pub(super) fn while_busy<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    /// Does what may take long and is waited for at the other side, which is told so from time to time. The work is to ask whether to
+    /// stop.
+    pub(super) fn while_busy<T>(&mut self, work: impl FnOnce(Interrupt<'_>) -> Result<T>) -> Result<T> {
+        let stop = self.stop.clone();
         let (done, ended) = std::sync::mpsc::channel::<()>();
         let every = self.patience.still;
         std::thread::scope(|scope| {
@@ -190,7 +253,7 @@ impl Link {
             let _ = std::thread::Builder::new().spawn_scoped(scope, tell);
             // Dropped when the work ends, however it does: the thread ends then.
             let _done = done;
-            work()
+            work(&|| stop.check())
         })
     }
 
@@ -205,7 +268,10 @@ impl Link {
                 0 => self.patience.hello,
                 _ => self.patience.idle,
             };
-            if !self.fill(Instant::now() + patience)? {
+            self.waiting.set(true);
+            let more = self.fill(Instant::now() + patience);
+            self.waiting.set(false);
+            if !more? {
                 return self.gone.take().map_or(Ok(None), Err);
             }
         }
@@ -242,10 +308,10 @@ impl Link {
     /// Reads more; false at the end.
     fn fill(&mut self, deadline: Instant) -> Result<bool> {
         let start = Instant::now();
-        let n = self
-            .wire
-            .read(&mut self.input, deadline)
-            .map_err(|e| lost("hear from", e))?;
+        self.stop.check()?;
+        let (wire, input) = (&mut self.wire, &mut self.input);
+        let n = sliced(&self.stop, deadline, |slice| wire.read(input, slice))?;
+        let n = n.map_err(|e| lost("hear from", e))?;
         self.waited.0 += start.elapsed();
         self.waited.1 += n as u64;
         if self.waited.0 >= SLOW {
@@ -258,6 +324,20 @@ impl Link {
         self.rest = 0..n.min(BUFFER);
         self.received += n as u64;
         Ok(n > 0)
+    }
+}
+
+/// Waits for something until a deadline, or until it is to stop.
+fn sliced<T>(
+    stop: &Stop,
+    deadline: Instant,
+    mut step: impl FnMut(Instant) -> io::Result<T>,
+) -> Result<io::Result<T>> {
+    loop {
+        match step(deadline.min(Instant::now() + TICK)) {
+            Err(e) if e.kind() == io::ErrorKind::TimedOut && Instant::now() < deadline => stop.check()?,
+            done => return Ok(done),
+        }
     }
 }
 

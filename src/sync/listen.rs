@@ -2,8 +2,9 @@
 
 use super::address::loopback;
 use super::address::resolve;
-use super::link::{Link, Patience, Wire};
-use super::serve::{Allowed, serve};
+use super::link::{Link, Patience, Waiting, Wire};
+use super::serve::{Allowed, refuse, serve};
+use super::stop::Stop;
 use super::tls::{self, Identity};
 use super::wire::Pipe;
 use crate::error::{Error, IoContext, Kind, Result};
@@ -11,22 +12,24 @@ use crate::store::Store;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use rustix::net::Shutdown;
 use std::collections::HashMap;
 use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Who connected must have said hello within this.
 const HELLO: Duration = Duration::from_secs(20);
 /// How often it is asked whether to stop.
 const TICK: Duration = Duration::from_millis(200);
-/// How long those that are served may take to end once it is to stop.
-const GRACE: Duration = Duration::from_secs(5);
+/// Who has said nothing for so long gives their place to others.
+const YIELDS: Duration = Duration::from_secs(10);
+/// So many are told at once that there is no place for them.
+const REFUSED: u64 = 16;
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +72,32 @@ impl Drop for Listener {
         if let Listener::Unix(_, path) = self {
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+/// Those that are served.
+struct Places {
+    most: usize,
+    taken: HashMap<u64, (Waiting, Arc<AtomicBool>)>,
+}
+
+impl Places {
+    /// A place for one more, if need be that of who has been silent for longest.
+    fn take(&mut self, id: u64, waiting: Waiting, gone: Arc<AtomicBool>) -> bool {
+        if self.taken.len() >= self.most {
+            let silent = self
+                .taken
+                .iter()
+                .filter_map(|(id, place)| Some((place.0.time()?, *id)));
+            let Some((_, longest)) = silent.max().filter(|(time, _)| *time >= YIELDS) else {
+                return false;
+            };
+            if let Some((_, gone)) = self.taken.remove(&longest) {
+                gone.store(true, Relaxed);
+            }
+        }
+        self.taken.insert(id, (waiting, gone));
+        true
     }
 }
 
@@ -127,88 +156,87 @@ impl Server {
     ///
     /// # Errors
     /// What the system reports of the sockets.
-    pub fn run(&self, store: &Store, stopped: &(dyn Fn() -> bool + Sync)) -> Result<()> {
-        let serving: Mutex<HashMap<u64, OwnedFd>> = Mutex::default();
-        let number = AtomicU64::new(0);
+    pub fn run(&self, store: &Store, stop: &Stop) -> Result<()> {
+        let places = Mutex::new(Places {
+            most: self.options.peers,
+            taken: HashMap::new(),
+        });
+        let (number, refused) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             let mut told_busy = None;
-            while !stopped() {
+            while stop.check().is_ok() {
                 for socket in self.waiting()? {
-                    let fd = match socket.accept() {
-                        Ok(fd) => fd,
+                    let gone = Arc::new(AtomicBool::new(false));
+                    let link = socket.accept().and_then(|fd| self.link(socket, fd, stop, &gone));
+                    let mut link = match link {
+                        Ok(link) => link,
                         Err(e) => {
                             log::warn!("{}: {e}", socket.name);
                             std::thread::sleep(TICK);
                             continue;
                         }
                     };
-                    if serving.lock().len() >= self.options.peers {
-                        if told_busy.is_none_or(|t: Instant| t.elapsed() > Duration::from_secs(10)) {
-                            log::warn!(
-                                "{}: refused: {} peers are served already",
-                                socket.name,
-                                self.options.peers
-                            );
-                            told_busy = Some(Instant::now());
-                        }
+                    let id = number.fetch_add(1, Relaxed);
+                    if places.lock().take(id, link.waiting(), gone) {
+                        let places = &places;
+                        scope.spawn(move || {
+                            let done = serve(store, &mut link, &self.options.allowed);
+                            places.lock().taken.remove(&id);
+                            match done {
+                                Ok(()) => log::info!("{}: peer {id} is done", socket.name),
+                                Err(e) if e.kind() == Kind::Stopped => {}
+                                Err(e) => log::warn!("{}: peer {id}: hung up: {e}", socket.name),
+                            }
+                        });
                         continue;
                     }
-                    let id = number.fetch_add(1, Relaxed);
-                    let Ok(kept) = fd.try_clone() else { continue };
-                    serving.lock().insert(id, kept);
-                    let serving = &serving;
-                    scope.spawn(move || {
-                        let done = self.one(store, socket, fd, stopped);
-                        serving.lock().remove(&id);
-                        match done {
-                            Ok(()) => log::info!("{}: peer {id} is done", socket.name),
-                            Err(e) if e.kind() == Kind::Stopped => {}
-                            Err(e) => log::warn!("{}: peer {id}: hung up: {e}", socket.name),
-                        }
-                    });
-                }
-            }
-            // Those that are about something end it; those that wait for a request would never.
-            for (wait, how) in [(TICK * 4, Shutdown::Read), (GRACE, Shutdown::Both)] {
-                let end = Instant::now() + wait;
-                while !serving.lock().is_empty() && Instant::now() < end {
-                    std::thread::sleep(TICK / 10);
-                }
-                for fd in serving.lock().values() {
-                    let _ = rustix::net::shutdown(fd, how);
+                    let most = self.options.peers;
+                    if told_busy.is_none_or(|t: Instant| t.elapsed() > Duration::from_secs(10)) {
+                        log::warn!("{}: refused: {most} peers are served already", socket.name);
+                        told_busy = Some(Instant::now());
+                    }
+                    // Who comes in crowds is not told.
+                    if refused.load(Relaxed) < REFUSED {
+                        refused.fetch_add(1, Relaxed);
+                        let refused = &refused;
+                        scope.spawn(move || {
+                            let _ = refuse(store, &mut link, most);
+                            refused.fetch_sub(1, Relaxed);
+                        });
+                    }
                 }
             }
             Ok(())
         })
     }
 
-    fn one(
+    /// A link to who connected; it ends when `gone` says so.
+    fn link(
         &self,
-        store: &Store,
         socket: &Socket,
         fd: OwnedFd,
-        stopped: &(dyn Fn() -> bool + Sync),
-    ) -> Result<()> {
-        let pipe = Pipe::socket(fd).doing(|| "take a connection".into())?;
+        stop: &Stop,
+        gone: &Arc<AtomicBool>,
+    ) -> std::io::Result<Link> {
+        let pipe = Pipe::socket(fd)?;
         let wire: Box<dyn Wire> = match &socket.tls {
-            Some(config) => Box::new(tls::accept(config, pipe)?),
+            Some(config) => Box::new(tls::accept(config, pipe).map_err(std::io::Error::other)?),
             None => Box::new(pipe),
-        };
-        let stop = || match stopped() {
-            true => Err(Error::new(Kind::Stopped, "the server is being stopped")),
-            false => Ok(()),
         };
         // Whoever keeps a place must show soon what for.
         let patience = Patience {
             hello: HELLO.min(self.options.patience.hello),
             ..self.options.patience
         };
-        serve(
-            store,
-            &mut Link::new(wire, patience),
-            &self.options.allowed,
-            &stop,
-        )
+        let (stop, gone) = (stop.clone(), gone.clone());
+        let stop = Stop::when(move || match gone.load(Relaxed) {
+            true => Err(Error::new(
+                Kind::Busy,
+                "its place was needed, and it had nothing to say",
+            )),
+            false => stop.check(),
+        });
+        Ok(Link::new(wire, patience, stop))
     }
 
     /// The sockets on which somebody waits.
@@ -275,6 +303,13 @@ fn local(listener: &TcpListener, at: &str) -> Result<String> {
 /// A Unix socket in the place of one that nobody listens on any more.
 fn unix(path: &Path) -> Result<UnixListener> {
     let what = || format!("listen on {}", path.display());
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            let why = format!("{} is there, and is no socket: name another path", path.display());
+            return Err(Error::new(Kind::Exists, why));
+        }
+        _ => {}
+    }
     if UnixStream::connect(path).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused) {
         std::fs::remove_file(path).doing(what)?;
     }
@@ -285,4 +320,30 @@ fn unix(path: &Path) -> Result<UnixListener> {
     let listener = bound.doing(what)?;
     listener.set_nonblocking(true).doing(what)?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_silent_for_longest_gives_their_place() {
+        let mut places = Places {
+            most: 2,
+            taken: HashMap::new(),
+        };
+        let gone = [(); 5].map(|()| Arc::new(AtomicBool::new(false)));
+        let mut take = |n: usize, silent| {
+            let waiting = Waiting::of(Duration::from_secs(silent));
+            places.take(n as u64, waiting, gone[n].clone())
+        };
+        assert!(take(0, 11) && take(1, 30));
+        // The second one has been silent for longest, and then the first.
+        assert!(take(2, 3) && take(3, 4));
+        let gone: Vec<_> = gone.iter().map(|g| g.load(Relaxed)).collect();
+        assert_eq!(gone, [true, true, false, false, false]);
+        let nobody = Arc::new(AtomicBool::new(false));
+        assert!(!places.take(4, Waiting::of(Duration::ZERO), nobody));
+        assert_eq!(places.taken.len(), 2);
+    }
 }

@@ -19,6 +19,7 @@ mod repair;
 mod replicas;
 mod serve;
 mod signers;
+mod stop;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -36,5 +37,6 @@ pub use push::{PushRequest, Pushed, push};
 pub use repair::{Repaired, repair};
 pub use replicas::pull_from_any;
 pub use serve::{Allowed, serve};
-pub use signers::{NAMESPACE, Signers, statement};
+pub use signers::{NAMESPACE, Signers, is_signature, statement};
+pub use stop::Stop;
 pub use wire::Pipe;

@@ -7,7 +7,7 @@ use crate::error::{Error, IoContext, Kind, Result};
 use crate::id::{FileHash, RecordId};
 use crate::store::{
     Block, CommitRequest, Fold, ObjectFile, ObjectManifest, ObjectRecord, ObjectSource, Patched, Place,
-    Store, Width, hash_file,
+    ProvenObject, Store, Stored, Width, hash_file,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -33,10 +33,9 @@ const LEAST: u64 = 4096;
 const STEP: u64 = 1 << 20;
 
 /// What became of an object that could be put together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Warmth {
-    /// It was put.
-    Put(Taken),
+    /// It is stored, and not published yet.
+    Stored(ProvenObject, Stored, Taken),
     /// It has too little in common with what is here.
     Cold,
     /// Two records have one id: only all of its bytes tell which is meant.
@@ -50,8 +49,6 @@ pub(super) struct Taken {
     pub(super) records: u64,
     /// Their bytes.
     pub(super) record_bytes: u64,
-    /// Bytes that were added to the packs.
-    pub(super) stored: u64,
 }
 
 /// An object that is here, and its records.
@@ -72,7 +69,7 @@ impl Base<'_> {
     }
 }
 
-/// Pulls an object by its records, if one that is here has enough in common with it, and puts it. Ids have `width` bits.
+/// Pulls an object by its records, if one that is here, or one of `more`, has enough in common with it. Ids have `width` bits.
 ///
 /// # Errors
 /// Damage, if what the peer sent is wrong; what the store and the link report.
@@ -80,26 +77,27 @@ pub(super) fn pull(
     store: &Store,
     asker: &mut Asker<'_>,
     manifest: &ObjectManifest,
+    more: &[ObjectManifest],
     width: Width,
 ) -> Result<Warmth> {
     let near = |len: u64| len / 2 <= manifest.len && manifest.len <= len.saturating_mul(2);
-    let mut here: Vec<_> = store.objects();
-    here.retain(|o| near(o.manifest.len));
+    let mut here: Vec<ObjectManifest> = more.iter().rev().cloned().collect();
+    here.extend(store.objects().iter().rev().map(|o| o.manifest.clone()));
+    here.retain(|o| near(o.len));
     if manifest.len < LEAST || here.is_empty() {
         return Ok(Warmth::Cold);
     }
-    here.sort_by_key(|o| (o.manifest.len.abs_diff(manifest.len), std::cmp::Reverse(o.time)));
+    // Of those that are as near the newest.
+    here.sort_by_key(|o| o.len.abs_diff(manifest.len));
     here.truncate(BASES);
-    let files: Vec<ObjectFile> = here
-        .iter()
-        .map(|o| store.object_file(&o.manifest))
-        .collect::<Result<_>>()?;
-    let fold = |file| match width == Width::FULL {
-        true => Ok(Cow::Borrowed(store.fold_of(file)?)),
-        false => Ok(Cow::Owned(Fold::of(file, width, 1)?)),
-    };
-    let link = asker.link();
-    let folds: Vec<Cow<'_, Fold>> = link.while_busy(|| files.iter().map(fold).collect::<Result<_>>())?;
+    let files: Vec<ObjectFile> = here.iter().map(|o| store.object_file(o)).collect::<Result<_>>()?;
+    let folds: Vec<Cow<'_, Fold>> = asker.link().while_busy(|stop| {
+        let fold = |file| match width == Width::FULL {
+            true => Ok(Cow::Borrowed(store.fold_of(file, stop)?)),
+            false => Ok(Cow::Owned(Fold::of(file, width, 1)?)),
+        };
+        files.iter().map(fold).collect()
+    })?;
     let bases = files.iter().zip(&folds).map(|(file, fold)| Base {
         source: file,
         fold,
@@ -118,7 +116,7 @@ pub(super) fn pull(
     if !warm.put_together()? {
         return Ok(Warmth::Cold);
     }
-    let (copies, mut taken) = (warm.copies, warm.taken);
+    let (copies, taken) = (warm.copies, warm.taken);
     // One of them has most of it; what others have, or what comes, is changed there.
     let shared = |n: usize| {
         copies
@@ -155,14 +153,11 @@ pub(super) fn pull(
     let put = match width == Width::FULL {
         true => asker
             .link()
-            .while_busy(|| store.put_patched(old, manifest, &new, &changed))?,
+            .while_busy(|stop| store.put_patched(old, manifest, &new, &changed, stop))?,
         false => Patched::Unfit,
     };
     match put {
-        Patched::Put(put, _) => {
-            taken.stored = put.stored;
-            return Ok(Warmth::Put(taken));
-        }
+        Patched::Stored(proven, stored, _) => return Ok(Warmth::Stored(proven, stored, taken)),
         Patched::Wrong => return Ok(collision(manifest)),
         Patched::Unfit => {}
     }
@@ -179,10 +174,9 @@ pub(super) fn pull(
         )],
         ..CommitRequest::default()
     };
-    let put = store.put_object(&request)?;
-    taken.stored = put.stored;
-    match put.id == manifest.id() {
-        true => Ok(Warmth::Put(taken)),
+    let (proven, stored) = store.store_object(&request)?;
+    match proven.manifest() == manifest {
+        true => Ok(Warmth::Stored(proven, stored, taken)),
         false => Err(Error::damage("what was put together is another object")),
     }
 }

@@ -8,7 +8,7 @@ use super::object::{self, Warmth};
 use super::signers::{Signers, is_signature};
 use crate::error::{Error, Kind, Result};
 use crate::id::{ObjectId, VersionId};
-use crate::store::{Adopt, Follow, Import, ObjectManifest, Store, Version, Width, is_name};
+use crate::store::{Adopt, Follow, Import, ObjectManifest, ProvenObject, Store, Version, Width, is_name};
 use std::collections::{HashMap, HashSet};
 
 /// What to pull.
@@ -24,7 +24,8 @@ pub struct PullRequest {
     pub expect: Option<VersionId>,
     /// Leave tags alone.
     pub no_tags: bool,
-    /// Take only branches whose newest version one of these signed, and none that is older than one that was taken.
+    /// Take only branches whose newest version one of these signed, and none that is older than one that was taken. Tags, which nobody
+    /// signs, are left alone then.
     pub signers: Option<Signers>,
     /// The most nodes to be asked for before the first of them is here; as many as there may be if not told.
     pub in_flight: Option<usize>,
@@ -82,11 +83,17 @@ pub fn pull(store: &Store, link: &mut Link, request: &PullRequest, told: OnFetch
     hello(link, store.id())?;
     let mut asker = Asker::new(link, request.in_flight);
     let mut pulled = Pulled::default();
+    let result = again_if_moved(store, || attempt(store, &mut asker, request, told, &mut pulled));
+    (pulled.received, pulled.sent, pulled.rounds) = (link.received(), link.sent(), link.rounds());
+    result.map(|()| pulled)
+}
+
+/// Does what may be refused; again, if somebody else brought versions meanwhile, these or others.
+pub(super) fn again_if_moved(store: &Store, mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
     let mut tries = 0;
-    let result = loop {
+    loop {
         let before = heads(store);
-        match attempt(store, &mut asker, request, told, &mut pulled) {
-            // Somebody else brought versions meanwhile, these or others.
+        match attempt() {
             Err(e)
                 if e.kind() == Kind::Refused
                     && tries < 3
@@ -95,11 +102,9 @@ pub fn pull(store: &Store, link: &mut Link, request: &PullRequest, told: OnFetch
             {
                 tries += 1
             }
-            done => break done,
+            done => return done,
         }
-    };
-    (pulled.received, pulled.sent, pulled.rounds) = (link.received(), link.sent(), link.rounds());
-    result.map(|()| pulled)
+    }
 }
 
 /// The newest version of each branch.
@@ -129,10 +134,18 @@ fn attempt(
         branch,
         head,
         signature,
-    } in wanted
+    } in &wanted
     {
-        plan.signed(store, request.signers.as_ref(), &theirs, head, signature)?;
-        plan.branch(store, asker, branch, head)?;
+        let several = |e: Error| match (e.kind(), wanted.len()) {
+            (Kind::Refused, 2..) => Error::new(
+                Kind::Refused,
+                format!("{e}; nothing was pulled: name the other branches to pull them without this one"),
+            ),
+            _ => e,
+        };
+        plan.signed(store, request.signers.as_ref(), theirs, *head, signature.clone())
+            .and_then(|()| plan.branch(store, asker, branch.clone(), *head))
+            .map_err(several)?;
     }
     let mut objects = request.objects.clone();
     if request.all_objects {
@@ -141,7 +154,7 @@ fn attempt(
     for id in objects {
         plan.object(store, asker, id)?;
     }
-    if !request.no_tags {
+    if !request.no_tags && request.signers.is_none() {
         plan.tags(store, &refs, request)?;
     }
     *pulled = Pulled::default();
@@ -195,12 +208,17 @@ fn wanted(refs: &[Ref], request: &PullRequest) -> Result<Vec<Wanted>> {
         wanted.extend(branches.iter().filter_map(|r| Wanted::new(r, &r.name)));
     }
     if let Some(id) = request.expect {
-        let heads: Vec<_> = wanted.iter().map(|w| w.head).collect();
-        if heads != [id] {
-            let found = heads.first().map_or("no version".to_owned(), ToString::to_string);
-            let why = format!("version {id} is expected and the peer has {found}: nothing was imported");
-            return Err(Error::new(Kind::Refused, why));
-        }
+        let found = match &wanted[..] {
+            [one] if one.head == id => return Ok(wanted),
+            [one] => one.head.to_string(),
+            [] => "no version".to_owned(),
+            _ => {
+                let why = "what is expected is the newest version of one branch: name that branch";
+                return Err(Error::new(Kind::Usage, why));
+            }
+        };
+        let why = format!("version {id} is expected and the peer has {found}: nothing was imported");
+        return Err(Error::new(Kind::Refused, why));
     }
     Ok(wanted)
 }
@@ -273,7 +291,9 @@ impl Plan {
         let (base, mut versions) = match planned {
             Some(_) if store.latest(&branch).is_none() => (at, Vec::new()),
             Some(_) => {
-                let why = format!("branch {branch:?} has gone another way on either side");
+                let why = format!(
+                    "branch {branch:?} has gone another way on either side ({branch}:NAME pulls or pushes it under another name)"
+                );
                 return Err(Error::new(Kind::Refused, why));
             }
             None => match store.follow(&branch, head, at)? {
@@ -339,13 +359,24 @@ impl Plan {
         told: OnFetched<'_>,
         pulled: &mut Pulled,
     ) -> Result<()> {
-        let (mut cold, mut warm) = (Vec::new(), 0);
+        let mut import = store.import()?;
+        let (mut cold, mut objects) = (Vec::new(), Vec::new());
         for manifest in &self.objects {
-            match object::pull(store, asker, manifest, Width::FULL)? {
-                Warmth::Put(taken) => {
+            // The next one may have much in common with it.
+            if import.unsaved() > 0 {
+                import.save()?;
+            }
+            let new: Vec<_> = objects.iter().map(ProvenObject::manifest).cloned().collect();
+            let warmth = match object::pull(store, asker, manifest, &new, Width::FULL) {
+                Ok(warmth) => warmth,
+                Err(e) => return Err(broken_off(import, e)),
+            };
+            match warmth {
+                Warmth::Stored(proven, stored, taken) => {
                     pulled.records += taken.records;
                     pulled.record_bytes += taken.record_bytes;
-                    warm += taken.stored;
+                    import.include(stored);
+                    objects.push(proven);
                 }
                 Warmth::Cold => cold.push(manifest.clone()),
                 Warmth::Collision => {
@@ -354,10 +385,10 @@ impl Plan {
                 }
             }
         }
+        let warm = import.appended();
         let lines = self.adopt.iter().flat_map(|a| a.2.iter());
         let mut roots: Vec<Root> = lines.map(|v| Root::Tree(v.tree)).collect();
         roots.extend(cold.iter().map(|o| Root::File(o.hash, o.len)));
-        let mut import = store.import()?;
         let mut nodes = 0;
         let fetched = Fetch::new(asker, &mut import, &mut |f| {
             nodes = f.nodes;
@@ -395,14 +426,21 @@ impl Plan {
         pulled.tags = self.tags.iter().map(|t| t.0.clone()).collect();
         pulled.tags_kept = self.kept;
         pulled.objects = self.objects.iter().map(|o| o.id().to_string()).collect();
-        if !(adopt.is_empty() && self.tags.is_empty() && cold.is_empty()) {
-            asker
-                .link()
-                .while_busy(|| import.publish(adopt, self.tags, cold))?;
-        }
+        // A signature without its version harms nobody; a version that lost its signature would.
         for (branch, head, signature) in self.signatures {
             store.keep_signature(&branch, &head, &signature)?;
         }
+        if adopt.is_empty() && self.tags.is_empty() && self.objects.is_empty() {
+            return Ok(());
+        }
+        let kept = asker.link().while_busy(|stop| {
+            for manifest in cold {
+                objects.push(import.object(manifest, stop)?);
+            }
+            import.publish(adopt, self.tags, objects)
+        })?;
+        pulled.tags.retain(|tag| !kept.contains(tag));
+        pulled.tags_kept.extend(kept);
         Ok(())
     }
 }

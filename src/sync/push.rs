@@ -4,7 +4,7 @@ use super::answer::{Recent, answer, say};
 use super::ask::{Asker, hello};
 use super::link::Link;
 use super::message::{Answer, Request};
-use super::pull::{OnFetched, Plan, Pulled};
+use super::pull::{OnFetched, Plan, Pulled, again_if_moved};
 use super::signers::Signers;
 use crate::error::{Error, Kind, Result};
 use crate::id::{ObjectId, VersionId};
@@ -28,6 +28,8 @@ pub struct Pushed {
     pub branches: Vec<(String, String)>,
     /// Objects.
     pub objects: Vec<String>,
+    /// Branches and objects that the other side refused, and why; it took the others.
+    pub refused: Vec<(String, String)>,
     /// Nodes that the other side asked for.
     pub nodes: u64,
     /// Bytes received.
@@ -36,10 +38,31 @@ pub struct Pushed {
     pub sent: u64,
 }
 
+impl Pushed {
+    /// Counts one of so many; whether it was taken.
+    fn one(&mut self, name: &str, all: usize, given: Result<u64>) -> Result<bool> {
+        match given {
+            Ok(nodes) => self.nodes += nodes,
+            Err(e) if e.kind() == Kind::Refused && self.refused.len() + 1 < all => {
+                self.refused.push((name.to_owned(), e.to_string()));
+                return Ok(false);
+            }
+            Err(e) if self.branches.is_empty() && self.objects.is_empty() => return Err(e),
+            Err(e) => {
+                let done = self.branches.iter().map(|b| &b.0).chain(&self.objects);
+                let done = done.map(String::as_str).collect::<Vec<_>>().join(", ");
+                return Err(Error::new(e.kind(), format!("{e} (pushed before that: {done})")));
+            }
+        }
+        Ok(true)
+    }
+}
+
 /// Pushes over a link that nothing was said on yet. `told` hears of the bytes sent.
 ///
 /// # Errors
-/// What the other side says, such as `Refused` if a branch has gone another way there; what the link and the store report.
+/// What the other side says; `Refused` if it refuses all, say because a branch has gone another way there; what the link and the store
+/// report.
 pub fn push(
     store: &Store,
     link: &mut Link,
@@ -68,6 +91,7 @@ pub fn push(
     }
     hello(link, store.id())?;
     let mut pushed = Pushed::default();
+    let all = branches.len() + request.objects.len();
     for ((ours, theirs), head) in branches.into_iter().zip(heads) {
         let signature = store.signature(&ours, &head).filter(|_| ours == theirs);
         let request = Request::Push {
@@ -75,12 +99,15 @@ pub fn push(
             head,
             signature: signature.unwrap_or_default(),
         };
-        pushed.nodes += give(store, link, &request, told)?;
-        pushed.branches.push((theirs, head.to_string()));
+        if pushed.one(&theirs, all, give(store, link, &request, told))? {
+            pushed.branches.push((theirs, head.to_string()));
+        }
     }
     for id in &request.objects {
-        pushed.nodes += give(store, link, &Request::PushObject(*id), told)?;
-        pushed.objects.push(id.to_string());
+        let name = format!("object {id}");
+        if pushed.one(&name, all, give(store, link, &Request::PushObject(*id), told))? {
+            pushed.objects.push(id.to_string());
+        }
     }
     (pushed.received, pushed.sent) = (link.received(), link.sent());
     Ok(pushed)
@@ -131,24 +158,31 @@ pub(super) fn take(
     signers: Option<&Signers>,
     told: OnFetched<'_>,
 ) -> Result<Pulled> {
-    store.refresh()?;
     let mut asker = Asker::new(link, None);
-    let mut plan = Plan::default();
-    match request {
-        Request::Push {
-            branch,
-            head,
-            signature,
-        } => {
-            crate::store::check_name("branch", &branch)?;
-            plan.signed(store, signers, &branch, head, signature)?;
-            plan.branch(store, &mut asker, branch, head)?;
-        }
-        Request::PushObject(id) => plan.object(store, &mut asker, id)?,
-        _ => return Err(Error::damage("this is no push")),
-    }
     let mut pulled = Pulled::default();
-    plan.carry_out(store, &mut asker, told, &mut pulled)?;
+    again_if_moved(store, || {
+        store.refresh()?;
+        let mut plan = Plan::default();
+        match &request {
+            Request::Push {
+                branch,
+                head,
+                signature,
+            } => {
+                crate::store::check_name("branch", branch)?;
+                plan.signed(store, signers, branch, *head, signature.clone())?;
+                plan.branch(store, &mut asker, branch.clone(), *head)?;
+            }
+            Request::PushObject(_) if signers.is_some() => {
+                let why = "only signed branches are taken here, and nobody signs objects";
+                return Err(Error::new(Kind::Refused, why));
+            }
+            Request::PushObject(id) => plan.object(store, &mut asker, *id)?,
+            _ => return Err(Error::damage("this is no push")),
+        }
+        pulled = Pulled::default();
+        plan.carry_out(store, &mut asker, told, &mut pulled)
+    })?;
     say(link, &Answer::Taken)?;
     link.flush()?;
     Ok(pulled)

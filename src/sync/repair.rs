@@ -1,7 +1,7 @@
 //! Repairs a store from its peers: exactly what is damaged or missing is fetched, from whichever peer has it, and checked.
 
 use super::address::Address;
-use super::ask::{Asker, hello};
+use super::ask::{Asker, Sent, hello};
 use super::connect::{Peer, Ways};
 use crate::error::{Error, Kind, Result};
 use crate::id::NodeId;
@@ -29,7 +29,7 @@ pub struct Repaired {
 pub fn repair(store: &Store, peers: &[Address], ways: &Ways, told: &mut dyn FnMut(&str)) -> Result<Repaired> {
     let mut done = Repaired::default();
     for _ in 0..PASSES {
-        let broken = store.broken(&mut |_| {})?;
+        let broken = store.broken(&mut |_| {}, &|| ways.stop.check())?;
         let mut left = broken.clone();
         let mut reached: Result<()> = Err(Error::new(Kind::Usage, "no peer is named"));
         for address in peers {
@@ -104,7 +104,7 @@ fn fetch(
     mended?;
     for what in left {
         let Broken::File(hash, len) = *what else { continue };
-        let Some(node) = asker.manifest(manifest_id(&hash, len))? else {
+        let Sent::Node(node) = asker.manifest(manifest_id(&hash, len))? else {
             continue;
         };
         let file = ImportedFile::new(hash, len, &node)?;
@@ -119,7 +119,7 @@ fn fetch(
         let mut mended = Vec::new();
         mend(asker, import, &missing, &mut mended)?;
         if mended.len() == missing.len() {
-            import.file(&file)?;
+            asker.link().while_busy(|stop| import.file(&file, stop))?;
             import.save()?;
             repaired.append(&mut mended);
             repaired.push(*what);

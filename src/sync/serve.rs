@@ -18,17 +18,22 @@ pub struct Allowed {
     pub signers: Option<Signers>,
 }
 
-/// Serves a peer until it hangs up. `stop` is asked between its requests. What went wrong is told to the peer, as far as it can be.
+/// Serves a peer until it hangs up, or the link is to stop. What went wrong is told to the peer, as far as it can be.
 ///
 /// # Errors
 /// Why the peer was hung up on.
-pub fn serve(store: &Store, link: &mut Link, allowed: &Allowed, stop: &dyn Fn() -> Result<()>) -> Result<()> {
-    let served = (|| {
-        let peer = hello(link, store.id()).map_err(malformed)?;
+pub fn serve(store: &Store, link: &mut Link, allowed: &Allowed) -> Result<()> {
+    let served: Result<()> = (|| {
+        let peer = match hello(link, store.id()) {
+            Err(e) if e.kind() == Kind::Io && link.received() == 0 => {
+                log::info!("somebody came and said nothing");
+                return Ok(());
+            }
+            said => said.map_err(malformed)?,
+        };
         log::info!("peer {} with store {}", peer.agent, crate::id::hex(&peer.store));
         let mut recent = Recent::default();
         while let Some(frame) = link.next().map_err(malformed)? {
-            stop()?;
             let request = Request::decode(&frame).map_err(malformed)?;
             let request = request.ok_or_else(|| {
                 let why = format!("a frame of type {:#04x} where a request is due", frame.0);
@@ -36,15 +41,25 @@ pub fn serve(store: &Store, link: &mut Link, allowed: &Allowed, stop: &dyn Fn() 
             })?;
             match request {
                 Request::Push { .. } | Request::PushObject(_) => {
-                    if allowed.read_only {
-                        return Err(Error::new(
+                    let taken = match allowed.read_only {
+                        true => Err(Error::new(
                             Kind::Refused,
                             "this store is served read-only: nothing can be pushed",
-                        ));
-                    }
-                    let taken = take(store, link, request, allowed.signers.as_ref(), &mut |_| stop())?;
-                    for branch in &taken.branches {
-                        log::info!("took {} versions of {}", branch.new, branch.branch);
+                        )),
+                        false => take(store, link, request, allowed.signers.as_ref(), &mut |_| Ok(())),
+                    };
+                    match taken {
+                        // The peer may have more that is not.
+                        Err(e) if e.kind() == Kind::Refused => {
+                            log::warn!("refused: {e}");
+                            say(link, &Answer::Failed(e))?;
+                            link.flush()?;
+                        }
+                        taken => {
+                            for branch in taken?.branches {
+                                log::info!("took {} versions of {}", branch.new, branch.branch);
+                            }
+                        }
                     }
                 }
                 request => answer(store, link, &mut recent, request)?,
@@ -56,6 +71,14 @@ pub fn serve(store: &Store, link: &mut Link, allowed: &Allowed, stop: &dyn Fn() 
         let _ = say(link, &Answer::Failed(e.share())).and_then(|()| link.flush());
     }
     served
+}
+
+/// Tells a peer for whom there is no place that it is so.
+pub(super) fn refuse(store: &Store, link: &mut Link, served: usize) -> Result<()> {
+    hello(link, store.id()).map_err(malformed)?;
+    let why = format!("{served} peers are served already: try again later");
+    say(link, &Answer::Failed(Error::new(Kind::Busy, why)))?;
+    link.flush()
 }
 
 /// What a peer sent is no damage here.

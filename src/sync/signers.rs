@@ -14,7 +14,7 @@ pub fn statement(branch: &str, head: &VersionId) -> String {
 }
 
 /// Whether this is somebody's signature that a branch's newest version is this one, whoever that is.
-pub(super) fn is_signature(branch: &str, head: &VersionId, signature: &[u8]) -> bool {
+pub fn is_signature(branch: &str, head: &VersionId, signature: &[u8]) -> bool {
     SshSig::from_pem(signature).is_ok_and(|signature| {
         let key = PublicKey::from(signature.public_key().clone());
         key.verify(NAMESPACE, statement(branch, head).as_bytes(), &signature)

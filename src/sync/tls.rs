@@ -170,8 +170,13 @@ impl Wire for Tls {
     }
 
     fn write(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<usize> {
-        let n = self.conn.writer().write(bytes)?;
+        // What was taken is not given again: it goes out with the next bytes, or before something is read.
         self.flush(deadline)?;
+        let n = self.conn.writer().write(bytes)?;
+        match self.flush(deadline) {
+            Err(e) if e.kind() == ErrorKind::TimedOut && n > 0 => return Ok(n),
+            flushed => flushed?,
+        }
         if n == 0 && !bytes.is_empty() {
             // What is to be sent waits for the other side's hello.
             self.conn.read_tls(&mut Until(&mut self.pipe, deadline))?;

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use zspace::id::ObjectId;
 use zspace::store::{CommitRequest, Options, Store};
-use zspace::sync::{Allowed, Link, Patience, PullRequest, PushRequest, Wire, pull, push, serve};
+use zspace::sync::{Allowed, Link, Patience, PullRequest, PushRequest, Stop, Wire, pull, push, serve};
 
 /// What the other side says, whatever it is told.
 struct Said(Vec<u8>);
@@ -70,10 +70,10 @@ fuzz_target!(|data: &[u8]| {
     let [which, data @ ..] = data else { return };
     let said = if which & 8 == 0 { frames(data) } else { data.to_vec() };
     let patience = Patience { frame: Duration::from_secs(5), idle: Duration::from_secs(5), ..Patience::default() };
-    let mut link = Link::new(Box::new(Said(said)), patience);
+    let mut link = Link::new(Box::new(Said(said)), patience, Stop::default());
     let (store, head) = (store(), store().latest("main").map(|v| v.id));
     match which % 4 {
-        0 => drop(serve(store, &mut link, &Allowed::default(), &|| Ok(()))),
+        0 => drop(serve(store, &mut link, &Allowed::default())),
         1 => drop(pull(store, &mut link, &PullRequest::default(), &mut |_| Ok(()))),
         2 => {
             let objects = vec![ObjectId([7; 32])];

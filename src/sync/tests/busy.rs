@@ -12,7 +12,7 @@ fn patient(pipe: Pipe, idle: u64, still: u64) -> Link {
         still: Duration::from_millis(still),
         ..Patience::default()
     };
-    Link::new(Box::new(pipe), patience)
+    Link::new(Box::new(pipe), patience, Stop::default())
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn who_is_at_work_is_waited_for_and_who_is_silent_is_not() {
                 let mut works = patient(b, 10_000, 20);
                 hello(&mut works, [1; 16]).unwrap();
                 match says_so {
-                    true => works.while_busy(work),
+                    true => works.while_busy(|_| Ok(work())).unwrap(),
                     false => work(),
                 }
                 works.put(0x28, &[]).and_then(|()| works.flush())
@@ -46,7 +46,7 @@ fn answered(f: &Fixture, request: &Request, still: u64) -> Vec<u8> {
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     std::thread::scope(|scope| {
         let mut link = patient(Pipe::socket(theirs.into()).unwrap(), 10_000, still);
-        scope.spawn(move || serve(&f.store, &mut link, &Allowed::default(), &|| Ok(())));
+        scope.spawn(move || serve(&f.store, &mut link, &Allowed::default()));
         let hello = crate::sync::message::Hello {
             spoken: (1, 1),
             store: [3; 16],

@@ -49,7 +49,7 @@ fn the_worked_examples_are_what_is_said() {
     assert!(examples.len() >= 10);
     std::thread::scope(|scope| {
         let pipe = Pipe::socket(theirs.into()).unwrap();
-        scope.spawn(|| serve(&there.store, &mut over(pipe), &Allowed::default(), &|| Ok(())));
+        scope.spawn(|| serve(&there.store, &mut over(pipe), &Allowed::default()));
         for (n, (sent, bytes)) in examples.iter().enumerate() {
             if *sent {
                 let bytes: Vec<u8> = bytes.iter().map(|b| b.unwrap()).collect();

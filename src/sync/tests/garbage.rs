@@ -125,7 +125,7 @@ fn malformed_frames_are_refused_and_nothing_comes_of_them() {
         ours.write_all(&sent).unwrap();
         ours.shutdown(Shutdown::Write).unwrap();
         let pipe = Pipe::socket(theirs.into()).unwrap();
-        let done = serve(&f.store, &mut over(pipe), &Allowed::default(), &|| Ok(()));
+        let done = serve(&f.store, &mut over(pipe), &Allowed::default());
         refused += u64::from(done.is_err());
     }
     // The last request, a push of what nobody has, ends every conversation that gets so far.
@@ -158,9 +158,13 @@ fn who_dawdles_is_hung_up_on() {
             slowest: 0,
             ..Patience::default()
         };
-        let mut link = Link::new(Box::new(Pipe::socket(theirs.into()).unwrap()), patience);
+        let mut link = Link::new(
+            Box::new(Pipe::socket(theirs.into()).unwrap()),
+            patience,
+            Stop::default(),
+        );
         let start = Instant::now();
-        let done = serve(&f.store, &mut link, &Allowed::default(), &|| Ok(()));
+        let done = serve(&f.store, &mut link, &Allowed::default());
         assert_eq!(done.unwrap_err().kind(), Kind::Io);
         assert!(start.elapsed() < Duration::from_secs(2));
     }
@@ -183,9 +187,9 @@ fn others_are_served_while_somebody_sends_garbage() {
         },
     };
     let server = Server::bind(&[Listen::Unix(path.clone())], options).unwrap();
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (stop, ask) = stopping();
     std::thread::scope(|scope| {
-        scope.spawn(|| server.run(&f.store, &|| stop.load(Relaxed)).unwrap());
+        scope.spawn(|| server.run(&f.store, &ask).unwrap());
         let garbage = scope.spawn(|| {
             let mut noise = Noise(3);
             for _ in 0..400 {

@@ -39,7 +39,7 @@ fn publish(import: crate::store::Import<'_>, versions: Vec<crate::store::Version
         base: None,
         versions: versions.into_iter().map(|v| (v, 0)).collect(),
     };
-    import.publish(vec![adopt], Vec::new(), Vec::new())
+    import.publish(vec![adopt], Vec::new(), Vec::new()).map(drop)
 }
 
 /// Directories in which each of many levels is the one below twice.
@@ -129,7 +129,7 @@ fn what_ails_a_peer_does_not_end_the_search_for_another() {
         let Ok(Answer::Failed(e)) = Answer::decode(&told) else {
             panic!("no failure")
         };
-        assert!(crate::sync::replicas::is_the_peers(e.kind()), "{kind:?}");
+        assert!(crate::sync::connect::is_the_peers(e.kind()), "{kind:?}");
     }
 }
 
@@ -141,17 +141,19 @@ fn who_is_at_work_for_ever_is_given_up() {
         still: Duration::from_millis(2),
         ..Patience::default()
     };
-    let mut waits = Link::new(Box::new(a), short);
+    let mut waits = Link::new(Box::new(a), short, Stop::default());
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let stop = &stop;
         scope.spawn(move || {
-            let mut works = Link::new(Box::new(b), short);
-            works.while_busy(|| {
+            let mut works = Link::new(Box::new(b), short, Stop::default());
+            let work = |_: Interrupt<'_>| {
                 while !stop.load(Relaxed) {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-            });
+                Ok(())
+            };
+            works.while_busy(work).unwrap();
         });
         let start = Instant::now();
         assert_eq!(waits.next().unwrap_err().kind(), Kind::Io);

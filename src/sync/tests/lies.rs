@@ -8,7 +8,7 @@ use crate::sync::ask::hello;
 use parking_lot::Mutex;
 
 /// What is made of an answer.
-type Lie = Box<dyn Fn(&mut Answer) + Sync>;
+pub(super) type Lie = Box<dyn Fn(&mut Answer) + Sync>;
 
 /// A way that leads nowhere: what is sent is kept.
 #[derive(Clone, Default)]
@@ -27,7 +27,12 @@ impl Wire for Kept {
 
 /// Answers what the other side asks from a store, but with what `lie` makes of each answer; pushes something first, if told to. What the
 /// other side said in the end, if it was no request.
-fn lying(there: &Store, link: &mut Link, lie: &Lie, push: Option<&Request>) -> Result<Option<Answer>> {
+pub(super) fn lying(
+    there: &Store,
+    link: &mut Link,
+    lie: &Lie,
+    push: Option<&Request>,
+) -> Result<Option<Answer>> {
     hello(link, there.id())?;
     if let Some(push) = push {
         let (kind, body) = push.encode();
@@ -273,7 +278,7 @@ fn a_lying_client_is_found_out() {
         let (a, b) = pair();
         let (said, served) = std::thread::scope(|scope| {
             let liar = scope.spawn(|| lying(&there.store, &mut over(a), &lie, Some(push)));
-            let served = serve(&here.store, &mut over(b), &Allowed::default(), &|| Ok(()));
+            let served = serve(&here.store, &mut over(b), &Allowed::default());
             (liar.join().unwrap(), served)
         });
         let e = served.err().unwrap_or_else(|| panic!("{what} was believed"));
@@ -285,7 +290,7 @@ fn a_lying_client_is_found_out() {
     let (a, b) = pair();
     std::thread::scope(|scope| {
         let truth: Lie = Box::new(|_| ());
-        scope.spawn(move || serve(&here.store, &mut over(b), &Allowed::default(), &|| Ok(())).map(|()| here));
+        scope.spawn(move || serve(&here.store, &mut over(b), &Allowed::default()).map(|()| here));
         let said = lying(&there.store, &mut over(a), &truth, Some(&push)).unwrap();
         assert!(matches!(said, Some(Answer::Taken)), "{said:?}");
     });

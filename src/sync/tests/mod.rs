@@ -1,5 +1,6 @@
 //! Two stores and a way between them that may be cut, or lie.
 
+mod bounds;
 mod busy;
 mod examples;
 mod garbage;
@@ -7,8 +8,10 @@ mod hostile;
 mod lies;
 mod messages;
 mod objects;
+mod places;
+mod together;
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Interrupt, Kind, Result};
 use crate::id::VersionId;
 use crate::store::tests::{Fixture, Model, Noise, chains_hold, options, read, request};
 use crate::store::{Store, manifest_id};
@@ -18,7 +21,7 @@ use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// A series of drifting models on main; the bytes of each.
@@ -83,7 +86,18 @@ fn over(wire: impl Wire + 'static) -> Link {
         slowest: 0,
         ..Patience::default()
     };
-    Link::new(Box::new(wire), patience)
+    Link::new(Box::new(wire), patience, Stop::default())
+}
+
+/// What stops, once it is told to.
+fn stopping() -> (Arc<AtomicBool>, Stop) {
+    let told = Arc::new(AtomicBool::new(false));
+    let asked = told.clone();
+    let stop = Stop::when(move || match asked.load(Relaxed) {
+        true => Err(Error::new(Kind::Stopped, "stopped")),
+        false => Ok(()),
+    });
+    (told, stop)
 }
 
 fn pair() -> (Pipe, Pipe) {
@@ -105,7 +119,7 @@ fn with<T>(
         passed: Arc::default(),
     });
     std::thread::scope(|scope| {
-        let server = scope.spawn(|| serve(there, &mut over(b), allowed, &|| Ok(())));
+        let server = scope.spawn(|| serve(there, &mut over(b), allowed));
         let done = here(&mut link);
         drop(link);
         (done, server.join().unwrap())
@@ -212,7 +226,7 @@ fn a_push_is_a_pull_from_the_other_side() {
         push(&here.store, link, &all_branches(), &mut |_| Ok(()))
     });
     assert_eq!(refused.0.unwrap_err().kind(), Kind::Refused);
-    assert_eq!(refused.1.unwrap_err().kind(), Kind::Refused);
+    refused.1.unwrap();
 }
 
 #[test]
@@ -399,7 +413,7 @@ fn a_push_cut_anywhere_leaves_nothing_and_goes_on() {
             passed: passed.clone(),
         };
         let done = std::thread::scope(|scope| {
-            let server = scope.spawn(|| serve(there, &mut over(faulty), &Allowed::default(), &|| Ok(())));
+            let server = scope.spawn(|| serve(there, &mut over(faulty), &Allowed::default()));
             let done = push(&here.store, &mut over(a), &all_branches(), &mut |_| Ok(()));
             let _ = server.join().unwrap();
             done
@@ -455,7 +469,7 @@ fn nodes_that_wait_for_their_bases_are_kept_in_bounds() {
     let mut import = here.store.import().unwrap();
     let (a, b) = pair();
     std::thread::scope(|scope| {
-        scope.spawn(|| serve(&there.store, &mut over(b), &Allowed::default(), &|| Ok(())));
+        scope.spawn(|| serve(&there.store, &mut over(b), &Allowed::default()));
         let mut link = over(a);
         crate::sync::ask::hello(&mut link, here.store.id()).unwrap();
         let mut asker = crate::sync::ask::Asker::new(&mut link, None);
