@@ -4,6 +4,7 @@ import re
 import socket
 import subprocess
 import threading
+import time
 
 from zspace import BINARY, Zspace, eventually
 
@@ -32,10 +33,11 @@ class Server:
 
 
 class Proxy:
-    """Passes bytes on between a new port and an address; `cut` ends every connection after so many bytes from the server."""
+    """Passes bytes on between a new port and an address; `cut` ends every connection after so many bytes from the server, which sends
+    no more than `rate` bytes a second."""
 
-    def __init__(self, address, cut=None):
-        self.target, self.cut = address, cut
+    def __init__(self, address, cut=None, rate=None):
+        self.target, self.cut, self.rate = address, cut, rate
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp:127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self.run, daemon=True).start()
@@ -54,11 +56,12 @@ class Proxy:
         for a, b, limit in ((client, server, None), (server, client, self.cut)):
             threading.Thread(target=self.pump, args=(a, b, limit), daemon=True).start()
 
-    @staticmethod
-    def pump(source, sink, limit):
+    def pump(self, source, sink, limit):
         passed = 0
         try:
             while data := source.recv(65536):
+                if self.rate:
+                    time.sleep(len(data) / self.rate)
                 if limit is not None:
                     data = data[: max(0, limit - passed)]
                     passed += len(data)

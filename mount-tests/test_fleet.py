@@ -67,8 +67,15 @@ def test_audit_tells_verified_stale_and_unknown_apart(fleet, tmp_path):
     assert audit(both[0], f"object {made} {tmp_path}/gone", code=3)[-1] == "unknown"
     wrong = auditor.run("audit", checks.with_name("none"), ok=False)
     assert wrong.returncode == 1
-    checks.write_text("object 12 here\n")
-    assert auditor.run("audit", checks, ok=False).returncode == 64
+    for nothing in ("object 12 here\n", "# nothing\n"):
+        checks.write_text(nothing)
+        assert auditor.run("audit", checks, ok=False).returncode == 64
+    # How much of it was proved is told.
+    checks.write_text(f"version {version} {a.store}\n")
+    (proved,) = auditor.json_lines("audit", checks)
+    assert proved["why"] == "3000000 of 3000000 bytes proved, in 1 files"
+    (believed,) = auditor.json_lines("audit", checks, "--read", "1M")
+    assert believed["state"] == "verified" and believed["why"].startswith("0 of 3000000 bytes proved")
     assert not auditor.store.exists()
 
 
@@ -217,6 +224,14 @@ def test_signed_branches(tmp_path, series):
     (signature,) = (here.store / "signatures").iterdir()
     verify = ["ssh-keygen", "-Y", "verify", "-f", signers, "-I", "me@here", "-n", "zspace-branch", "-s", signature]
     subprocess.run(verify, input=f"zspace branch main is {head}\n", text=True, check=True, capture_output=True)
+    # A key that nobody would take does not take the place of one that they would.
+    subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-N", "", "-f", tmp_path / "rsa"], check=True)
+    refused = there.run("sign", "main", "--key", tmp_path / "rsa", ok=False)
+    assert refused.returncode == 64 and "ed25519" in refused.stderr
+    # Nobody signs tags.
+    there.run("tag", "best", "main/1")
+    assert "best" not in relay.out("pull", there.store, "--signers", signers)
+    assert "best" in relay.out("pull", there.store)
     # The next version is not signed, and then it is.
     there.commit(second)
     assert here.run("pull", there.store, "--signers", signers, ok=False).returncode == 1
@@ -238,4 +253,6 @@ def test_signed_branches(tmp_path, series):
     (tmp_path / "more").write_bytes(b"more")
     here.commit(tmp_path / "more")
     assert "not signed" in here.run("push", server.address, ok=False).stderr
+    put = here.out("object", "put", tmp_path / "more").strip()
+    assert "nobody signs objects" in here.run("push", server.address, "--object", put, ok=False).stderr
     server.stop()

@@ -169,6 +169,8 @@ def test_every_way(there, way, tmp_path, name):
     assert got.stdout == noise(3_000_001, 3_000_001), got.stderr
     got = peer("file", address, "main/1:model/a b/deep/größe.bin", "-o", tmp_path / "out", env=env)
     assert got.returncode == 0 and (tmp_path / "out").read_bytes() == noise(3_000_001, 9), got.stderr
+    if name == "ssh":
+        assert peer("refs", f"ssh://localhost{there.store}", env=env).stdout == listed.stdout
     # Words of checks are divided by blanks.
     plain = f"localhost:{there.store}" if name == "ssh" else address
     (tmp_path / "checks").write_text(f"# all\n\nobject {there.objects[33]} {plain} # one\n")

@@ -1,7 +1,9 @@
 """Pull, push and serve between real processes: over every way, cut off, refused, and seen through a mount."""
+import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -71,6 +73,14 @@ def test_pull_and_push_over_ssh(there, here, tmp_path):
         assert looked.returncode == 1 and "no store" in looked.stderr and not (tmp_path / "none").exists()
         failed = here.run("push", "localhost:/proc/nowhere", ok=False)
         assert failed.returncode == 1 and "/proc/nowhere" in failed.stderr
+        assert "nothing new" in here.out("pull", f"ssh://localhost{there.store}")
+        # What may be the matter is told, and where.
+        os.environ["ZSPACE_REMOTE"] = "zspace-that-is-nowhere"
+        missing = here.run("pull", peer, ok=False)
+        assert missing.returncode == 1 and "$ZSPACE_REMOTE" in missing.stderr and peer in missing.stderr
+        os.environ["ZSPACE_REMOTE"] = f"echo Welcome; {BINARY}"
+        noisy = here.run("pull", peer, ok=False)
+        assert noisy.returncode == 1 and "print nothing at login" in noisy.stderr
     finally:
         del os.environ["ZSPACE_SSH"], os.environ["ZSPACE_REMOTE"]
 
@@ -142,6 +152,37 @@ def test_who_went_another_way_is_told_what_to_do(there, here, tmp_path):
     assert wrong.returncode == 1 and "expected" in wrong.stderr and "other" not in heads(here)
 
 
+def test_one_refused_branch_does_not_keep_the_others(there, here, tmp_path):
+    here.run("pull", there.store)
+    for which in (there, here):
+        own = tmp_path / f"{which.store.name}.bin"
+        own.write_bytes(noise(1000, len(str(which.store))))
+        which.commit(own)
+    here.run("branch", "exp", "main/1")
+    here.commit(own, "--branch", "exp")
+    pushed = here.run("push", there.store, ok=False)
+    assert pushed.returncode == 1 and "main: refused: " in pushed.stdout and "exp: at " in pushed.stdout
+    assert heads(there)["exp"] == heads(here)["exp"]
+    told = json.loads(here.run("push", there.store, "--json", ok=False).stdout)
+    assert [b[0] for b in told["branches"]] == ["exp"] and [r[0] for r in told["refused"]] == ["main"]
+    pulled = here.run("pull", there.store, ok=False)
+    assert pulled.returncode == 1 and "name the other branches" in pulled.stderr
+    # Where there was no store, it is told that one was made.
+    assert "made a store" in here.run("push", tmp_path / "new").stderr
+
+
+def test_who_waits_for_a_silent_peer_can_be_interrupted(here):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+        process = subprocess.Popen(here.command("pull", address), stderr=subprocess.PIPE, text=True)
+        client, _ = listener.accept()
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, messages = process.communicate(timeout=30)
+        assert process.returncode == 130 and time.monotonic() - start < 10, messages
+        client.close()
+
+
 def test_a_transfer_that_is_cut_goes_on(here, serve, series, tmp_path):
     there = store(tmp_path / "there")
     for n in range(4):
@@ -180,6 +221,23 @@ def test_a_killed_pull_leaves_nothing_half(here, serve, tmp_path):
     # What the killed ones left is given back.
     here.run("repack")
     assert here.json("stats")["packs"] < 101_000_000
+    server.stop()
+
+
+def test_a_killed_pull_goes_on(here, serve, tmp_path):
+    there = store(tmp_path / "there")
+    (tmp_path / "big.bin").write_bytes(noise(60_000_000))
+    there.commit(tmp_path / "big.bin")
+    server = serve(there, "--tcp", "127.0.0.1:0")
+    slow = Proxy(server.address, rate=10_000_000)
+    process = subprocess.Popen(here.command("pull", slow.address), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    time.sleep(4.5)
+    process.kill()
+    process.wait()
+    slow.close()
+    # What came is kept every two seconds.
+    assert here.json("pull", server.address)["received"] < 50_000_000
+    same(here, there)
     server.stop()
 
 

@@ -2,7 +2,7 @@
 """A client of the peer protocol (PROTOCOL.md) with nothing but the standard library: it decodes no codec and needs no store.
 
 It audits replicas, and pulls objects and files of versions. What it is given is checked against the digest that was asked for; no
-peer is believed. PEER is DIR, HOST:DIR (ssh), unix:SOCKET, tcp:127.0.0.1:PORT or tls:HOST:PORT.
+peer is believed. PEER is DIR, HOST:DIR or ssh://HOST[:PORT]/DIR, unix:SOCKET, tcp:127.0.0.1:PORT or tls:HOST:PORT.
 """
 import argparse
 import collections

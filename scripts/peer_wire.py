@@ -290,14 +290,29 @@ def way(peer, options):
             if ipaddress.ip_address(host).is_loopback:
                 return lambda: (socket.create_connection((host, port), options.timeout), None, None)
         raise Usage(f"{peer}: plain TCP is for a loopback address such as 127.0.0.1; use tls: or ssh")
+    if kind == "ssh" and rest.startswith("//"):
+        host, _, rest = rest[2:].partition("/")
+        host, colon, number = host.partition(":")
+        if colon and not number.isdecimal():
+            raise Usage(f"{peer}: write ssh://[USER@]HOST[:PORT]/DIR")
+        directory = rest[2:] if rest.startswith("~/") else "/" + rest
+        return over_ssh(peer, host, directory if rest else "", ["-p", number] if colon else [])
+    if "://" in peer:
+        raise Usage(f"{peer}: of URLs only ssh://[USER@]HOST[:PORT]/DIR is understood")
     if colon and "/" not in kind:
-        if not kind or kind.startswith("-") or not rest:
-            raise Usage(f"{peer}: no HOST:DIR")
-        remote = f"{os.environ.get('ZSPACE_REMOTE') or 'zspace'} --store {shlex.quote(rest)} serve --stdio"
-        return lambda: run([*(os.environ.get("ZSPACE_SSH") or "ssh").split(), kind, remote])
+        return over_ssh(peer, kind, rest, [])
     if not peer:
         raise Usage("no PEER")
     return lambda: here(peer)
+
+
+def over_ssh(peer, host, directory, more):
+    """A way to `zspace serve` on another machine; in the user's default store there, if no directory is named."""
+    if not host or host.startswith("-"):
+        raise Usage(f"{peer}: no HOST:DIR")
+    store = f" --store {shlex.quote(directory)}" if directory else ""
+    remote = f"{os.environ.get('ZSPACE_REMOTE') or 'zspace'}{store} serve --stdio"
+    return lambda: run([*(os.environ.get("ZSPACE_SSH") or "ssh").split(), *more, "--", host, remote])
 
 
 def described(error):

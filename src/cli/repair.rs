@@ -25,7 +25,12 @@ pub(super) struct Args {
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let peers: Vec<Address> = args.peers.iter().map(|p| p.parse()).collect::<Result<_>>()?;
-    let store = context.open()?;
+    let store = context.open().map_err(|e| match e.kind() {
+        Kind::Damage => e.context(
+            "the store cannot be opened to be repaired: move it away, and `zspace pull PEER` makes it anew",
+        ),
+        _ => e,
+    })?;
     let bar = show::transfer_bar("repair");
     let done = repair(
         &store,

@@ -396,7 +396,7 @@ impl<S: NodeSource> Encoder<S> {
             Ok(_) => Ok(None),
             // A base that is gone or damaged costs space, not the commit.
             Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
-                log::warn!("cannot use a base: {e}");
+                log::info!("cannot use a base: {e}");
                 Ok(None)
             }
             Err(e) => Err(e),
@@ -408,7 +408,7 @@ impl<S: NodeSource> Encoder<S> {
 fn usable<T>(encoded: Result<Option<T>>) -> Result<Option<T>> {
     match encoded {
         Err(e) if matches!(e.kind(), Kind::NotFound | Kind::Damage) => {
-            log::warn!("cannot use a base: {e}");
+            log::info!("cannot use a base: {e}");
             Ok(None)
         }
         done => done,

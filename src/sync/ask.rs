@@ -36,6 +36,19 @@ pub(super) enum Sent {
 /// # Errors
 /// `Unsupported` if the two speak no version in common; what the link reports.
 pub(super) fn hello(link: &mut Link, store: [u8; 16]) -> Result<Hello> {
+    // What is no peer has damaged nothing.
+    let greeted = greet(link, store).map_err(|e| match e.kind() {
+        Kind::Damage => Error::new(Kind::Io, e.to_string()),
+        _ => e,
+    })?;
+    greeted.ok_or_else(|| Error::new(Kind::Io, "the peer hung up before it said hello"))
+}
+
+/// The same; nothing if the peer hangs up without a word.
+///
+/// # Errors
+/// As of [`hello`].
+pub(super) fn greet(link: &mut Link, store: [u8; 16]) -> Result<Option<Hello>> {
     let mine = Hello {
         spoken: SPOKEN,
         store,
@@ -49,7 +62,7 @@ pub(super) fn hello(link: &mut Link, store: [u8; 16]) -> Result<Hello> {
         _ => e,
     };
     let Some(frame) = link.next().map_err(no_hello)? else {
-        return Err(Error::new(Kind::Io, "the peer hung up before it said hello"));
+        return Ok(None);
     };
     if let Ok(Answer::Failed(e)) = Answer::decode(&frame) {
         return Err(e);
@@ -63,7 +76,7 @@ pub(super) fn hello(link: &mut Link, store: [u8; 16]) -> Result<Hello> {
         );
         return Err(Error::new(Kind::Unsupported, why));
     }
-    Ok(theirs)
+    Ok(Some(theirs))
 }
 
 /// Asks over a link.

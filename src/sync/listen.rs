@@ -28,6 +28,8 @@ const HELLO: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(200);
 /// Who has said nothing for so long gives their place to others.
 const YIELDS: Duration = Duration::from_secs(10);
+/// So many complaints are logged in so much time.
+const COMPLAINTS: (u64, Duration) = (20, Duration::from_secs(10));
 /// So many are told at once that there is no place for them.
 const REFUSED: u64 = 16;
 
@@ -101,6 +103,26 @@ impl Places {
     }
 }
 
+/// What the log hears of peers: some at a time, so that who comes in crowds does not fill it.
+#[derive(Default)]
+struct Complaints(Mutex<(Option<Instant>, u64)>);
+
+impl Complaints {
+    fn add(&self, what: std::fmt::Arguments<'_>) {
+        let (since, count) = &mut *self.0.lock();
+        if since.is_none_or(|t| t.elapsed() > COMPLAINTS.1) {
+            if *count > COMPLAINTS.0 {
+                log::warn!("and {} times more like that", *count - COMPLAINTS.0);
+            }
+            (*since, *count) = (Some(Instant::now()), 0);
+        }
+        *count += 1;
+        if *count <= COMPLAINTS.0 {
+            log::warn!("{what}");
+        }
+    }
+}
+
 /// Sockets that are bound.
 pub struct Server {
     sockets: Vec<Socket>,
@@ -162,8 +184,8 @@ impl Server {
             taken: HashMap::new(),
         });
         let (number, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+        let complaints = Complaints::default();
         std::thread::scope(|scope| {
-            let mut told_busy = None;
             while stop.check().is_ok() {
                 for socket in self.waiting()? {
                     let gone = Arc::new(AtomicBool::new(false));
@@ -178,23 +200,25 @@ impl Server {
                     };
                     let id = number.fetch_add(1, Relaxed);
                     if places.lock().take(id, link.waiting(), gone) {
-                        let places = &places;
+                        let (places, complaints) = (&places, &complaints);
                         scope.spawn(move || {
                             let done = serve(store, &mut link, &self.options.allowed);
                             places.lock().taken.remove(&id);
                             match done {
                                 Ok(()) => log::info!("{}: peer {id} is done", socket.name),
                                 Err(e) if e.kind() == Kind::Stopped => {}
-                                Err(e) => log::warn!("{}: peer {id}: hung up: {e}", socket.name),
+                                Err(e) => {
+                                    complaints.add(format_args!("{}: peer {id}: hung up: {e}", socket.name))
+                                }
                             }
                         });
                         continue;
                     }
                     let most = self.options.peers;
-                    if told_busy.is_none_or(|t: Instant| t.elapsed() > Duration::from_secs(10)) {
-                        log::warn!("{}: refused: {most} peers are served already", socket.name);
-                        told_busy = Some(Instant::now());
-                    }
+                    complaints.add(format_args!(
+                        "{}: refused: {most} peers are served already",
+                        socket.name
+                    ));
                     // Who comes in crowds is not told.
                     if refused.load(Relaxed) < REFUSED {
                         refused.fetch_add(1, Relaxed);

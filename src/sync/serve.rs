@@ -1,7 +1,7 @@
 //! Serves one peer: answers what it asks, and takes what it pushes.
 
 use super::answer::{Recent, answer, say};
-use super::ask::hello;
+use super::ask::{greet, hello};
 use super::link::Link;
 use super::message::{Answer, Request};
 use super::push::take;
@@ -24,12 +24,9 @@ pub struct Allowed {
 /// Why the peer was hung up on.
 pub fn serve(store: &Store, link: &mut Link, allowed: &Allowed) -> Result<()> {
     let served: Result<()> = (|| {
-        let peer = match hello(link, store.id()) {
-            Err(e) if e.kind() == Kind::Io && link.received() == 0 => {
-                log::info!("somebody came and said nothing");
-                return Ok(());
-            }
-            said => said.map_err(malformed)?,
+        let Some(peer) = greet(link, store.id()).map_err(malformed)? else {
+            log::info!("somebody came and said nothing");
+            return Ok(());
         };
         log::info!("peer {} with store {}", peer.agent, crate::id::hex(&peer.store));
         let mut recent = Recent::default();

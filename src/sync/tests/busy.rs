@@ -17,7 +17,10 @@ fn patient(pipe: Pipe, idle: u64, still: u64) -> Link {
 
 #[test]
 fn who_is_at_work_is_waited_for_and_who_is_silent_is_not() {
-    let work = || std::thread::sleep(Duration::from_millis(900));
+    let work = || -> Result<()> {
+        std::thread::sleep(Duration::from_millis(900));
+        Ok(())
+    };
     for says_so in [true, false] {
         let (a, b) = pair();
         let mut waits = patient(a, 300, 20);
@@ -26,8 +29,8 @@ fn who_is_at_work_is_waited_for_and_who_is_silent_is_not() {
                 let mut works = patient(b, 10_000, 20);
                 hello(&mut works, [1; 16]).unwrap();
                 match says_so {
-                    true => works.while_busy(|_| Ok(work())).unwrap(),
-                    false => work(),
+                    true => works.while_busy(|_| work()).unwrap(),
+                    false => work().unwrap(),
                 }
                 works.put(0x28, &[]).and_then(|()| works.flush())
             });

@@ -62,10 +62,13 @@ fn who_waits_for_a_silent_peer_can_be_stopped() {
                 };
                 let mut other = Link::new(Box::new(b), patience, Stop::default());
                 crate::sync::ask::hello(&mut other, [1; 16]).unwrap();
-                let wait = || std::thread::sleep(Duration::from_secs(2));
+                let wait = || -> Result<()> {
+                    std::thread::sleep(Duration::from_secs(2));
+                    Ok(())
+                };
                 match at_work {
-                    true => other.while_busy(|_| Ok(wait())).unwrap(),
-                    false => wait(),
+                    true => other.while_busy(|_| wait()).unwrap(),
+                    false => wait().unwrap(),
                 }
             });
             scope.spawn(|| {
