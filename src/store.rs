@@ -2,6 +2,7 @@
 
 mod diff;
 mod export;
+mod facts;
 mod file;
 mod object;
 mod peer;
@@ -21,7 +22,8 @@ pub use crate::object::{Block, Fold, ObjectManifest, Place, Proof, Width};
 pub use crate::object::{Record as ObjectRecord, Records as ObjectRecords, Source as ObjectSource};
 pub use crate::rebuild::{Counters, Slice};
 pub use crate::verify::{Damage, Report};
-pub use diff::{Diff, TensorDiff};
+pub use diff::{Blame, Diff, TensorDiff};
+pub use facts::Facts;
 pub use file::{FileView, TensorInfo, TensorPaths, View};
 pub use object::ObjectFile;
 pub use peer::{manifest_id, tree_id};

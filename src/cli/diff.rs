@@ -3,7 +3,7 @@
 use super::{Context, show};
 use crate::error::Result;
 
-/// Show per tensor what changed between two versions
+/// Show per tensor what changed between two versions, what changed most first
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The earlier version
@@ -27,11 +27,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
         .iter()
         .partition(|t| t.changed > 0.0 || t.differs_in.is_some());
     for t in changed {
-        let norm = t.relative_norm.map_or("-".to_owned(), |n| format!("{n:.3e}"));
+        let number = |n: Option<f64>| n.map_or("-".to_owned(), |n| format!("{n:.3e}"));
         let why = t.differs_in.clone().unwrap_or_default();
         rows.push(vec![
             show::percent(t.changed),
-            norm,
+            number(t.relative_norm),
+            number(t.largest),
             show::printable(t.name.as_bytes()),
             why,
         ]);
@@ -40,9 +41,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
     if !rows.is_empty() {
         rows.insert(
             0,
-            ["changed", "|b-a|/|a|", "tensor", ""].map(str::to_owned).to_vec(),
+            ["changed", "|b-a|/|a|", "largest", "tensor", ""]
+                .map(str::to_owned)
+                .to_vec(),
         );
-        text = show::table(&rows, &[0, 1]);
+        text = show::table(&rows, &[0, 1, 2]);
     }
     text += &match same.len() {
         0 => String::new(),

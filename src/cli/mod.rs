@@ -1,6 +1,7 @@
 //! The command line: one file per verb.
 
 mod audit;
+mod blame;
 mod branch;
 mod cat;
 mod commit;
@@ -8,14 +9,17 @@ mod completions;
 mod diff;
 mod export;
 mod helper;
+mod import;
 mod init;
 mod log;
 mod ls;
 mod man;
 mod mount;
+mod natural;
 mod notify;
 mod object;
 mod peer;
+mod plot;
 mod pull;
 mod push;
 mod repack;
@@ -63,6 +67,7 @@ enum Verb {
     Status(status::Args),
     Warm(warm::Args),
     Commit(commit::Args),
+    Import(import::Args),
     Log(log::Args),
     Branch(branch::Args),
     Tag(tag::Args),
@@ -71,6 +76,7 @@ enum Verb {
     Cat(cat::Args),
     Export(export::Args),
     Diff(diff::Args),
+    Blame(blame::Args),
     Verify(verify::Args),
     Repack(repack::Args),
     Object(object::Args),
@@ -184,6 +190,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Status(a) => status::run(&context, &a),
         Verb::Warm(a) => warm::run(&context, &a),
         Verb::Commit(a) => commit::run(&context, &a),
+        Verb::Import(a) => import::run(&context, &a),
         Verb::Log(a) => log::run(&context, &a),
         Verb::Branch(a) => branch::run(&context, &a),
         Verb::Tag(a) => tag::run(&context, &a),
@@ -192,6 +199,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Cat(a) => cat::run(&context, &a),
         Verb::Export(a) => export::run(&context, &a),
         Verb::Diff(a) => diff::run(&context, &a),
+        Verb::Blame(a) => blame::run(&context, &a),
         Verb::Verify(a) => return verify::run(&context, &a),
         Verb::Repack(a) => return repack::run(&context, &a),
         Verb::Object(a) => object::run(&context, &a),

@@ -6,6 +6,7 @@
 mod complete;
 mod crc;
 mod cutter;
+mod facts;
 mod file_name;
 mod gather;
 mod layout;
@@ -28,6 +29,7 @@ mod zip;
 pub use complete::{Completeness, completeness, distributed_parts, index_shards, is_distributed_part};
 pub use crc::SpanCrc;
 pub use cutter::Cutter;
+pub use facts::facts;
 pub use file_name::file_name;
 pub use layout::{ChunkPlan, Extent, Format, Layout, Region, Tensor};
 pub use names::true_name;

@@ -26,6 +26,7 @@ pub(super) enum Value {
     None,
     Bool(bool),
     Int(i64),
+    Float(f64),
     /// A str or bytes.
     Text(Span),
     /// A number or anything else without members that is of no interest.
@@ -177,8 +178,8 @@ impl Machine<'_> {
             0x8a => self.long::<1>()?,
             0x8b => self.long::<4>()?,
             b'G' => {
-                self.array::<8>()?;
-                self.push(Value::Other);
+                let v = f64::from_be_bytes(self.array()?);
+                self.push(Value::Float(v));
             }
             // Extension codes stand for globals that only their process knows.
             0x82 => self.skip_to_other::<1>()?,

@@ -36,6 +36,11 @@ struct Entry {
 }
 
 impl Header {
+    /// The `__metadata__`, in the file's order.
+    pub(super) fn metadata(&self) -> &[(String, String)] {
+        &self.metadata
+    }
+
     /// Where the data ends in the file, by what the header says.
     pub(super) fn data_end(&self) -> u64 {
         let end = self.tensors.iter().map(|t| t.end).max().unwrap_or(0);

@@ -24,27 +24,15 @@ struct Storage {
 
 /// Splits a torch file; `None` if the zip has no `PREFIX/data.pkl`.
 pub(super) fn parse(src: &dyn Source, members: &[Member]) -> Parse<Option<Parts>> {
-    let is_pickle = |m: &&Member| {
-        m.name
-            .strip_suffix(b"/data.pkl")
-            .is_some_and(|p| !p.contains(&b'/'))
-    };
-    let mut pickles = members.iter().filter(is_pickle);
-    let Some(data) = pickles.next() else {
+    let Some(data) = description(members)? else {
         return Ok(None);
     };
-    if pickles.next().is_some() {
-        return odd("torch: more than one data.pkl");
-    }
     let prefix = &data.name[..data.name.len() - b"data.pkl".len()];
     let inside: HashMap<&[u8], &Member> = members
         .iter()
         .filter_map(|m| Some((m.name.strip_prefix(prefix)?, m)))
         .collect();
     check_byte_order(src, inside.get(b"byteorder".as_slice()).copied())?;
-    if !data.stored || data.len > pickle::MAX_LEN {
-        return odd("torch: data.pkl is compressed or too long");
-    }
     let p = Pickle::read(take(src, data.offset, data.len, "torch: data.pkl")?).map_err(Stop::Odd)?;
 
     let (storages, mut regions) = read_storages(&p, &inside)?;
@@ -71,6 +59,26 @@ pub(super) fn parse(src: &dyn Source, members: &[Member]) -> Parse<Option<Parts>
         tensors,
         metadata: vec![],
     }))
+}
+
+/// The member that describes the tensors, if there is one.
+pub(super) fn description(members: &[Member]) -> Parse<Option<&Member>> {
+    let is_pickle = |m: &&Member| {
+        m.name
+            .strip_suffix(b"/data.pkl")
+            .is_some_and(|p| !p.contains(&b'/'))
+    };
+    let mut pickles = members.iter().filter(is_pickle);
+    let Some(data) = pickles.next() else {
+        return Ok(None);
+    };
+    if pickles.next().is_some() {
+        return odd("torch: more than one data.pkl");
+    }
+    if !data.stored || data.len > pickle::MAX_LEN {
+        return odd("torch: data.pkl is compressed or too long");
+    }
+    Ok(Some(data))
 }
 
 fn check_byte_order(src: &dyn Source, record: Option<&Member>) -> Parse<()> {

@@ -34,7 +34,9 @@ mod xattr;
 
 pub use attr::{Attr, FileKind};
 pub use session::{MountOptions, mount, refuse_nested};
-pub use staging::{EntryStatus, Handle, Located, SetAttr, SetTime, Settle, Staging, State, Status};
+pub use staging::{
+    EntryStatus, Handle, Located, SetAttr, SetTime, Settle, Staging, State, Status, unfinished,
+};
 pub use unmount::unmount;
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! What changed between two versions, tensor by tensor.
 
+use super::object::keep;
 use super::{EntryKind, FileView, Numbered, Store, TensorInfo};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::id::FileHash;
 use crate::tensor::{Dtype, Number};
 use half::{bf16, f16};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -12,9 +14,9 @@ use std::sync::Arc;
 const STEP: usize = 1 << 20;
 
 /// The difference of two versions.
-#[derive(Clone, Debug, Default, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Diff {
-    /// Tensors in both, by name.
+    /// Tensors in both, those first that changed most.
     pub tensors: Vec<TensorDiff>,
     /// Tensors only in the second.
     pub added: Vec<String>,
@@ -29,7 +31,7 @@ pub struct Diff {
 }
 
 /// How one tensor changed.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct TensorDiff {
     /// Its name.
     pub name: String,
@@ -39,9 +41,37 @@ pub struct TensorDiff {
     pub changed: f64,
     /// ‖b − a‖ / ‖a‖ over the finite elements; none for what is no number, or where ‖a‖ is 0 and ‖b − a‖ is not.
     pub relative_norm: Option<f64>,
+    /// The largest |b − a| of a finite element; none for what is no number.
+    pub largest: Option<f64>,
+    /// ‖a‖² over the finite elements, to put tensors together.
+    pub norm: f64,
     /// Why the values cannot be compared: another dtype or shape.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub differs_in: Option<String>,
+}
+
+/// A version in which a tensor is another than before.
+#[derive(Clone, Debug)]
+pub struct Blame {
+    /// The version.
+    pub version: Arc<Numbered>,
+    /// Whether it has the tensor.
+    pub there: bool,
+    /// How the tensor changed, if it was there before and still is.
+    pub change: Option<TensorDiff>,
+}
+
+impl Diff {
+    /// The share of the elements of tensors in both that changed; those of tensors that cannot be compared did.
+    pub fn share(&self) -> f64 {
+        let elements = |t: &TensorDiff| t.elements as f64;
+        let all: f64 = self.tensors.iter().map(elements).sum();
+        let changed: f64 = self.tensors.iter().map(|t| t.changed * elements(t)).sum();
+        match all > 0.0 {
+            true => changed / all,
+            false => 0.0,
+        }
+    }
 }
 
 struct Holder {
@@ -75,7 +105,80 @@ impl Store {
             }
         }
         d.files_removed = a.plain.into_keys().collect();
+        // What cannot be compared has changed more than anything.
+        let most = |t: &TensorDiff| {
+            (
+                t.differs_in.is_some(),
+                t.relative_norm.unwrap_or(t.changed),
+                t.changed,
+            )
+        };
+        d.tensors.sort_by(|x, y| {
+            let order = most(y).partial_cmp(&most(x)).unwrap_or(Ordering::Equal);
+            order.then_with(|| x.name.cmp(&y.name))
+        });
         Ok(d)
+    }
+
+    /// The same, kept in STORE/diffs, so that it is computed once.
+    ///
+    /// # Errors
+    /// As of [`Store::diff`].
+    pub fn kept_diff(&self, a: &Numbered, b: &Numbered) -> Result<Diff> {
+        let path = self.dir().join("diffs").join(format!("{}-{}", a.id, b.id));
+        let kept = std::fs::read(&path).ok();
+        if let Some(kept) = kept.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+            return Ok(kept);
+        }
+        let diff = self.diff(a, b)?;
+        if let Ok(bytes) = serde_json::to_vec(&diff)
+            && let Err(e) = keep(&path, &bytes)
+        {
+            log::info!("{} is not kept: {e}", path.display());
+        }
+        Ok(diff)
+    }
+
+    /// In which of some versions, given in their order, a tensor is another than in the one before. `told` hears of each that was looked
+    /// at, and its error ends it.
+    ///
+    /// # Errors
+    /// `NotFound` if none of them has a tensor of that name; damage.
+    pub fn blame(
+        &self,
+        versions: &[Arc<Numbered>],
+        tensor: &str,
+        told: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Vec<Blame>> {
+        let mut out = Vec::new();
+        let mut before: Option<Holder> = None;
+        for version in versions {
+            told()?;
+            let now = self.contents(version)?.tensors.remove(tensor);
+            let change = match (&before, &now) {
+                (Some(a), Some(b)) => Some(compare(tensor.to_owned(), a, b)?),
+                (None, Some(_)) | (Some(_), None) => None,
+                (None, None) => continue,
+            };
+            if change
+                .as_ref()
+                .is_none_or(|c| c.changed > 0.0 || c.differs_in.is_some())
+            {
+                out.push(Blame {
+                    version: version.clone(),
+                    there: now.is_some(),
+                    change,
+                });
+            }
+            before = now;
+        }
+        match out.is_empty() {
+            true => Err(Error::new(
+                Kind::NotFound,
+                format!("none of these versions has a tensor {tensor:?} (`zspace tensors` lists them)"),
+            )),
+            false => Ok(out),
+        }
     }
 
     fn contents(&self, version: &Numbered) -> Result<Contents> {
@@ -118,16 +221,19 @@ fn compare(name: String, a: &Holder, b: &Holder) -> Result<TensorDiff> {
         elements,
         changed: 0.0,
         relative_norm: Some(0.0),
+        largest: Some(0.0),
+        norm: 0.0,
         differs_in: None,
     };
     if (ta.dtype, &ta.shape) != (tb.dtype, &tb.shape) || ta.span.1 != tb.span.1 {
         let why = format!("{} {:?} became {} {:?}", ta.dtype, ta.shape, tb.dtype, tb.shape);
-        (out.changed, out.relative_norm, out.differs_in) = (1.0, None, Some(why));
+        (out.changed, out.relative_norm, out.largest) = (1.0, None, None);
+        out.differs_in = Some(why);
         return Ok(out);
     }
     let size = tb.dtype.size();
     let (mut at, mut changed, mut total) = (0, 0u64, 0u64);
-    let (mut moved, mut norm) = (0f64, 0f64);
+    let (mut moved, mut norm, mut largest) = (0f64, 0f64, 0f64);
     while at < tb.span.1 {
         let n = STEP.min((tb.span.1 - at) as usize);
         a.file.read_ahead(ta.span.0 + at, 8 * STEP);
@@ -143,6 +249,7 @@ fn compare(name: String, a: &Holder, b: &Holder) -> Result<TensorDiff> {
             if u.is_finite() && v.is_finite() {
                 norm += u * u;
                 moved += (v - u) * (v - u);
+                largest = largest.max((v - u).abs());
             }
         }
         at += n as u64;
@@ -152,6 +259,8 @@ fn compare(name: String, a: &Holder, b: &Holder) -> Result<TensorDiff> {
     } else {
         changed as f64 / total as f64
     };
+    out.norm = norm;
+    out.largest = is_number(tb.dtype).then_some(largest);
     out.relative_norm = match (norm > 0.0, moved > 0.0) {
         _ if !is_number(tb.dtype) => None,
         (true, _) => Some((moved / norm).sqrt()),

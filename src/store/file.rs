@@ -232,6 +232,11 @@ impl FileView {
         })
     }
 
+    /// The numbers that it says of itself.
+    pub(super) fn facts(&self) -> Result<Vec<(String, f64)>> {
+        format::facts(&**self.source()?)
+    }
+
     /// Whether it has tensors.
     pub fn has_tensors(&self) -> bool {
         matches!(&self.body, Body::Stored(f) if !f.layout().tensors.is_empty())

@@ -32,6 +32,7 @@ mod tests;
 
 pub use attributes::{SetAttr, SetTime};
 pub use handle::Handle;
+pub use names::unfinished;
 pub(super) use names::{path_text, text_path};
 pub(super) use process::for_client;
 pub use status::{EntryStatus, State, Status};

@@ -34,7 +34,7 @@ pub(super) fn errno(code: i32, what: &str) -> Error {
 }
 
 /// Whether a name directly in a branch marks unfinished work: `*.tmp`, `*.part`, `*.incomplete`, `tmp-*`, a leading dot.
-pub(super) fn unfinished(name: &[u8]) -> bool {
+pub fn unfinished(name: &[u8]) -> bool {
     name.starts_with(b".") || unfinished_inside(name)
 }
 
