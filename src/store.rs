@@ -52,6 +52,8 @@ pub struct Options {
     pub memory: u64,
     /// Threads that encode and rebuild.
     pub threads: usize,
+    /// Threads that encode what is committed in the background.
+    pub background_threads: usize,
 }
 
 impl Default for Options {
@@ -60,6 +62,7 @@ impl Default for Options {
         Options {
             memory: 256 << 20,
             threads,
+            background_threads: (threads / 2).max(1),
         }
     }
 }
@@ -111,6 +114,7 @@ impl Store {
                 rebuilder,
                 history,
                 threads: options.threads,
+                background_threads: options.background_threads,
                 dir: dir.to_owned(),
             },
             files: Mutex::new(ByteLru::new(OPEN_BYTES)),

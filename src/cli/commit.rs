@@ -123,6 +123,7 @@ fn from_disk(context: &Context, args: &Args, path: &Path, stop: Stop) -> Result<
         message: args.message.clone(),
         follow_links: args.follow_links,
         keep_links: false,
+        background: false,
         progress: show::progress(&bar),
         stop: Some(Arc::new(move || stop.is_asked())),
     };

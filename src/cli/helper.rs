@@ -150,7 +150,11 @@ fn apply(args: &mut mount::Args, option: &str, sloppy: bool) -> Result<()> {
         ("memory", Some(v)) => args.memory = show::parse_size(v).map_err(bad)?,
         ("cache", Some(v)) => args.cache = show::parse_size(v).map_err(bad)?,
         ("no_passthrough" | "no-passthrough", None) => args.no_passthrough = true,
-        ("settle" | "settle_dir" | "settle-dir" | "memory" | "cache", None) => {
+        ("threads", Some(v)) => match v.parse() {
+            Ok(n @ 1..=1024) => args.threads = Some(n),
+            _ => return Err(bad("write a number from 1 to 1024".into())),
+        },
+        ("settle" | "settle_dir" | "settle-dir" | "memory" | "cache" | "threads", None) => {
             return Err(bad(format!("write {name}=…")));
         }
         ("remount", None) => {
@@ -163,7 +167,7 @@ fn apply(args: &mut mount::Args, option: &str, sloppy: bool) -> Result<()> {
         _ if name.starts_with("x-") || name.starts_with("X-") || sloppy => {}
         _ => {
             return Err(bad(
-                "not known. There are settle=S, settle_dir=S, memory=N, cache=N, no_passthrough, allow_other, ro, noexec, \
+                "not known. There are settle=S, settle_dir=S, memory=N, cache=N, threads=N, no_passthrough, allow_other, ro, noexec, \
                  and those that mount(8) itself understands"
                     .into(),
             ));

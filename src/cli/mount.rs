@@ -27,6 +27,9 @@ pub(super) struct Args {
     /// Disk space for files kept whole (STORE/cache), in bytes or with K, M, G; 0: none
     #[arg(long, value_name = "N", default_value = "8G", value_parser = show::parse_size)]
     pub(super) cache: u64,
+    /// Threads that encode what settles, at low priority [default: half the cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub(super) threads: Option<u64>,
     /// Read and write every file through zspace, also where the kernel could do it by itself
     #[arg(long)]
     pub(super) no_passthrough: bool,
@@ -57,6 +60,7 @@ impl Args {
             settle_dir: usual.settle_dir,
             memory: Options::default().memory,
             cache: usual.cache,
+            threads: None,
             no_passthrough: false,
             allow_other: false,
             read_only: false,
@@ -86,9 +90,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<()> {
 
 fn serve(context: &Context, args: &Args) -> Result<()> {
     let mnt = absolute(&args.mnt)?;
+    let usual = Options::default();
     let options = Options {
         memory: args.memory,
-        ..Options::default()
+        background_threads: args.threads.map_or(usual.background_threads, |n| n as usize),
+        ..usual
     };
     let dir = absolute(&context.dir()?)?;
     let store = Store::open_or_init(&dir, &options)?;
@@ -167,6 +173,9 @@ fn start(context: &Context, args: &Args) -> Result<()> {
     ]);
     command.args(["--memory", &args.memory.to_string()]);
     command.args(["--cache", &args.cache.to_string()]);
+    if let Some(n) = args.threads {
+        command.args(["--threads", &n.to_string()]);
+    }
     command.args(
         [
             ("--no-passthrough", args.no_passthrough),

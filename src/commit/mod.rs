@@ -68,6 +68,8 @@ pub struct CommitRequest {
     pub follow_links: bool,
     /// Store an entry that is itself a symbolic link as a link; otherwise what it points at is stored, as `cp` does.
     pub keep_links: bool,
+    /// Nobody waits for it: it takes fewer threads.
+    pub background: bool,
     /// Told how far it is.
     pub progress: Option<OnProgress>,
     /// Asked whether to stop: nothing is committed then.
@@ -101,8 +103,10 @@ pub struct Parts {
     pub history: Arc<LiveHistory>,
     /// The store's directory.
     pub dir: PathBuf,
-    /// Encoder threads.
+    /// Encoder threads, and those of commits in the background.
     pub threads: usize,
+    #[allow(missing_docs)]
+    pub background_threads: usize,
 }
 
 /// The most bytes of a message: a version goes from peer to peer in one frame.
@@ -218,7 +222,11 @@ fn store<T>(
     let store = std::fs::metadata(&parts.dir).ok().map(|m| (m.dev(), m.ino()));
     let encoder = Encoder::new(parts)?;
     let done = std::thread::scope(|scope| {
-        let jobs = encode::start_workers(scope, &encoder, parts.threads);
+        let threads = match request.background {
+            true => parts.background_threads,
+            false => parts.threads,
+        };
+        let jobs = encode::start_workers(scope, &encoder, threads);
         let bases = Mutex::new(Bases::new(parts, encoder.source.clone(), versions));
         work(&Commit {
             request,

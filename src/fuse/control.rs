@@ -352,6 +352,7 @@ mod tests {
             &Options {
                 memory: 1 << 20,
                 threads: 1,
+                background_threads: 1,
             },
         )
         .unwrap();

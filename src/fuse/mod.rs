@@ -18,6 +18,7 @@ mod holders;
 mod inodes;
 mod io;
 mod killed;
+mod manners;
 mod modes;
 mod namespace;
 mod passthrough;

@@ -35,6 +35,7 @@ impl Mount {
         let options = Options {
             memory: 8 << 20,
             threads: 2,
+            background_threads: 1,
         };
         let store = Store::open_or_init(&dir.path().join("store"), &options).unwrap();
         let settle = Settle {

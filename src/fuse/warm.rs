@@ -1,5 +1,6 @@
 //! Which versions' files are kept whole: those that are read again and again.
 
+use super::manners::stand_back;
 use crate::error::{IoContext, Kind, Result};
 use crate::store::{FileKey, Home, Store, Whole};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -18,8 +19,6 @@ const OFTEN: u64 = 2;
 const KNOWN: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 /// How often the disk is looked at.
 const WATCH: Duration = Duration::from_secs(1);
-/// The thread's priority: below whatever else the machine does.
-const NICE: i32 = 10;
 
 /// The whole files, seen from the mount.
 pub(super) struct Warm {
@@ -57,9 +56,7 @@ impl Warm {
             self.stop.clone(),
         );
         let work = move || {
-            if let Err(e) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
-                log::debug!("cannot lower the priority: {e}");
-            }
+            stand_back();
             while !stop.load(Ordering::Relaxed) {
                 match queue.recv_timeout(WATCH) {
                     Ok(key) => {

@@ -16,6 +16,8 @@ fuzz_target!(|data: &[u8]| {
     let file = data.to_vec();
     let _ = format::completeness(&file, "x.safetensors").expect("only I/O fails");
     let _ = format::index_shards(&file);
+    let facts = format::facts(&file).expect("only I/O fails");
+    assert!(facts.iter().all(|(_, n)| n.is_finite()));
     let Split::Parsed(layout) = format::split(&file).expect("only I/O fails") else { return };
     let covered: u64 = layout.extents.iter().map(|e| u64::from(e.len)).sum();
     assert_eq!(covered, file.len() as u64);

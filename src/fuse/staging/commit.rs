@@ -6,6 +6,7 @@ use super::state::{Entry, Failure, Key, Published, key_of, path_of};
 use super::status::{EntryStatus, State};
 use super::{Guard, Staging, copyup, names};
 use crate::error::{Error, IoContext, Kind, Result};
+use crate::fuse::manners::stand_back;
 use crate::store::{Committed, Numbered};
 use parking_lot::MutexGuard;
 use std::fs;
@@ -48,6 +49,7 @@ impl Staging {
         }
         let (weak, shared) = (Arc::downgrade(self), self.shared.clone());
         let work = move || {
+            stand_back();
             while let Some(staging) = weak.upgrade() {
                 let next = staging.step();
                 let wait = next.map(|t| t.saturating_sub(staging.clock.now()));
@@ -253,8 +255,10 @@ impl Staging {
             });
             if same && quiet { Ok(()) } else { Err(moved()) }
         };
+        // Who asked for it waits for it.
+        let background = items.iter().all(|(_, settled)| settled.is_some());
         let result = catch_unwind(AssertUnwindSafe(|| {
-            self.repo.commit(&branch, entries, message, &confirm)
+            self.repo.commit(&branch, entries, message, background, &confirm)
         }))
         .unwrap_or_else(|_| Err(Error::new(Kind::Io, "the commit broke off by a fault in zspace")));
 

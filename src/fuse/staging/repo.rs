@@ -38,12 +38,13 @@ pub(super) trait Repo: Send + Sync {
     fn warm(&self, what: &str, go_on: &dyn Fn() -> bool) -> Result<Warmed>;
     /// What a file on disk is by its structure.
     fn probe(&self, path: &Path) -> Result<Probe>;
-    /// Makes a version, unless `confirm` says, once everything was read, that it should not be.
+    /// Makes a version, in the `background` on fewer threads, unless `confirm` says, once everything was read, that it should not be.
     fn commit(
         &self,
         branch: &str,
         entries: Vec<(Vec<u8>, PathBuf)>,
         message: &str,
+        background: bool,
         confirm: Confirm<'_>,
     ) -> Result<Committed>;
 }
@@ -119,6 +120,7 @@ impl Repo for Store {
         branch: &str,
         entries: Vec<(Vec<u8>, PathBuf)>,
         message: &str,
+        background: bool,
         confirm: Confirm<'_>,
     ) -> Result<Committed> {
         let request = CommitRequest {
@@ -127,6 +129,7 @@ impl Repo for Store {
             message: message.to_owned(),
             // Where staged files lie on disk, a link would lead elsewhere than it does in the mount.
             keep_links: true,
+            background,
             ..CommitRequest::default()
         };
         Store::commit_if(self, &request, confirm)

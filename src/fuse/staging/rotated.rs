@@ -121,7 +121,7 @@ impl Staging {
             return Ok(true);
         }
         let entry = vec![(r.key.1.clone(), r.at.clone())];
-        let done = self.repo.commit(&r.key.0, entry, "", &|| Ok(()))?;
+        let done = self.repo.commit(&r.key.0, entry, "", true, &|| Ok(()))?;
         log::info!(
             "committed {}/{:06} {}, which was removed",
             done.branch,

@@ -58,6 +58,7 @@ pub(crate) fn options() -> Options {
     Options {
         memory: 8 << 20,
         threads: 2,
+        background_threads: 1,
     }
 }
 

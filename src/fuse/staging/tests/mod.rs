@@ -166,6 +166,7 @@ impl Repo for FakeRepo {
         branch: &str,
         entries: Vec<(Vec<u8>, PathBuf)>,
         message: &str,
+        _: bool,
         confirm: Confirm<'_>,
     ) -> Result<Committed> {
         let tree = Tree::new(
@@ -399,6 +400,7 @@ fn template() -> Arc<Numbered> {
             "main",
             vec![(b"f".to_vec(), dir.path().join("f"))],
             "",
+            false,
             &|| Ok(()),
         )
         .unwrap();

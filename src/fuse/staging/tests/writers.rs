@@ -143,6 +143,7 @@ fn a_real_store_takes_what_settles() {
         &Options {
             memory: 8 << 20,
             threads: 2,
+            background_threads: 1,
         },
     )
     .unwrap();
