@@ -148,10 +148,13 @@ impl<'a> Import<'a> {
     /// What the packs report.
     pub fn new(parts: &'a Parts) -> Result<Self> {
         parts.packs.refresh()?;
+        // Before the encoder, which may refresh: that writes to the history, and would wait for this guard for ever.
+        let repacks = parts.history.read().repacks();
+        let since = parts.packs.seq();
         Ok(Import {
             parts,
-            repacks: parts.history.read().repacks(),
-            since: parts.packs.seq(),
+            repacks,
+            since,
             encoder: Encoder::new(parts)?,
             included: Vec::new(),
             appended: 0,

@@ -245,3 +245,25 @@ fn an_audit_finds_out_who_only_says_that_all_is_right() {
         }
     }
 }
+
+/// An import takes in what others publish between its own steps.
+#[test]
+fn imports_begin_while_others_publish() {
+    let f = Fixture::new();
+    series(&f, &[300], 1);
+    let other = Store::open(f.store.dir(), &options()).unwrap();
+    let (done, ended) = std::sync::mpsc::channel();
+    let store = f.store.clone();
+    // If one never begins, the thread is left behind, and the test fails.
+    std::thread::spawn(move || {
+        // Those that are under way keep their packs, so that each needs a new one.
+        let all: Vec<_> = (0..300).map(|_| store.import().unwrap()).collect();
+        let _ = done.send(all.len());
+    });
+    let end = Instant::now() + Duration::from_secs(60);
+    let begun = (0..).take_while(|_| Instant::now() < end).find_map(|n| {
+        other.make_branch(&format!("b{n}"), None).unwrap();
+        ended.try_recv().ok()
+    });
+    assert_eq!(begun, Some(300));
+}
