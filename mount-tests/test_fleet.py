@@ -1,4 +1,5 @@
 """Many replicas: audits, and pulls that go on with the next one."""
+import os
 import shutil
 import socket
 import subprocess
@@ -135,6 +136,77 @@ def test_who_is_slow_is_given_up(fleet, tmp_path):
 
 def quarantined(which):
     return sorted(p.name for p in (which.store / "quarantine").iterdir())
+
+
+def test_repair_leaves_nothing_that_verify_tells(fleet, series):
+    """Damage where the index cannot help: it is gone too, headers are hit, a whole pack is missing."""
+    (a, b, _), _, _ = fleet
+    for path in series("shipped"):
+        a.commit(path)
+    b.run("pull", a.store)
+
+    def index_gone():
+        for run in (b.store / "index").glob("*.run"):
+            run.unlink()
+
+    def flipped(pack, step):
+        data = bytearray(pack.read_bytes())
+        for at in range(step, len(data), step):
+            data[at] ^= 0x10
+        pack.write_bytes(data)
+
+    def largest():
+        return max((b.store / "packs").iterdir(), key=lambda p: p.stat().st_size)
+
+    def repaired():
+        assert b.run("verify", ok=False).returncode == 3
+        done = b.json("repair", a.store)
+        assert done["repaired"] > 0 and done["left"] == [], done
+        b.verify()
+        assert heads(b) == heads(a)
+        assert b.json("repair", a.store)["repaired"] == 0
+
+    index_gone()
+    flipped(largest(), 20_000)
+    repaired()
+    flipped(largest(), 997)
+    repaired()
+    index_gone()
+    largest().unlink()
+    repaired()
+    pack = largest()
+    os.truncate(pack, pack.stat().st_size // 2)
+    repaired()
+
+
+def test_two_that_have_a_part_each_make_a_whole(fleet, series):
+    """The base of a delta is right here and damaged there, the delta the other way round."""
+    (a, b, c), _, _ = fleet
+    for path in series("shipped"):
+        a.commit(path)
+    b.run("pull", a.store)
+    c.run("pull", a.store)
+    right = heads(a)
+    for which, rest in ((b, 0), (c, 1)):
+        for pack in (which.store / "packs").iterdir():
+            data, at = bytearray(pack.read_bytes()), 40
+            while at < len(data):
+                assert data[at : at + 2] == b"\x9e\x5a"
+                meta, payload = data[at + 3], int.from_bytes(data[at + 4 : at + 8], "little")
+                if data[at + 8] % 4 == rest:
+                    data[at + 44 + meta] ^= 0x10
+                at += 48 + meta + payload
+            pack.write_bytes(data)
+        assert which.run("verify", ok=False).returncode == 3
+    # What one lacks the other has, though it may not be able to rebuild it.
+    for _ in range(3):
+        done = [x.run("repair", y.store, ok=False) for x, y in ((b, c), (c, b))]
+        if [d.returncode for d in done] == [0, 0]:
+            break
+    assert [d.returncode for d in done] == [0, 0], [d.stdout + d.stderr for d in done]
+    b.verify()
+    c.verify()
+    assert heads(b) == heads(c) == right
 
 
 def test_repair_fetches_what_is_damaged_and_keeps_the_bad_bytes(fleet, series, tmp_path):

@@ -40,7 +40,6 @@ use crate::pack::Packs;
 use crate::rebuild::{NodeSource, Rebuilder, StoredFile};
 use crate::verify::Verifier;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -386,16 +385,18 @@ impl Store {
     /// has replaced is not.
     pub fn verify_packs(&self, report: &mut Report) {
         let replaced = commit::replaced(&self.0.parts);
-        let none = BTreeMap::new();
-        for range in self.0.parts.history.ranges() {
-            let damage = &mut report.damage;
-            let known = replaced.get(&range.pack).unwrap_or(&none);
-            self.0.parts.packs.check(&range, known, &mut |_, e| {
-                damage.push(Damage {
-                    why: e.to_string(),
-                    ..Damage::default()
-                });
+        let mut tell = |e: Error| {
+            report.damage.push(Damage {
+                why: e.to_string(),
+                ..Damage::default()
             });
+        };
+        for range in self.0.parts.history.ranges() {
+            let checked = self.0.parts.packs.check(&range, &replaced, &mut |damaged| {
+                tell(damaged.why);
+                Ok(())
+            });
+            checked.unwrap_or_else(&mut tell);
         }
     }
 

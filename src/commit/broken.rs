@@ -5,15 +5,17 @@ use super::stamp::kind_of;
 use crate::error::{Interrupt, IoContext, Kind, Result};
 use crate::graph::{EntryKind, Manifest, NodeKind, NodeMeta, Numbered, Object, Shape, Tree};
 use crate::id::{FileHash, NodeId};
+use crate::pack::Stretches;
 use crate::rebuild::{NodeSource, StoredFile};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fs;
+use std::collections::{BTreeSet, HashSet};
+use std::fs::{self, File};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Something that is damaged or missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Broken {
-    /// A chunk, a layout or a tree, by the number of its kind.
+    /// A chunk, a layout or a tree, by the number of its kind; or the manifest of a file that no version has: nobody can tell which.
     Node(u8, NodeId),
     /// The manifest of a file with this SHA-256 and length.
     File(FileHash, u64),
@@ -151,35 +153,73 @@ impl Search<'_> {
         }
     }
 
-    /// Nodes that no version needs now may be needed by one to come.
+    /// Nodes that no version needs now may be needed by one to come. What is damaged and not needed, or lies elsewhere as well, is kept
+    /// in quarantine and not told again.
     fn packs(&mut self) -> Result<()> {
         let replaced = replaced(self.parts);
+        let mut nameless = Vec::new();
+        let files: HashSet<NodeId> = self.files.iter().map(|(h, len)| Manifest::id(h, *len)).collect();
         for range in self.parts.history.ranges() {
             (self.interrupt)()?;
-            let mut ids = Vec::new();
-            let known = replaced.get(&range.pack);
-            let none = BTreeMap::new();
             self.parts
                 .packs
-                .check(&range, known.unwrap_or(&none), &mut |id, _| ids.extend(id));
-            for id in ids {
-                match self.parts.packs.get(&id) {
-                    // There is another copy.
-                    Ok(_) => quarantine(self.parts, &id)?,
-                    Err(_) => {
-                        let kind = self.parts.packs.meta(&id).and_then(|m| kind_of(m.kind));
-                        match kind {
-                            // It is found by its file.
-                            Ok(NodeKind::Manifest) | Err(_) => {}
-                            Ok(kind) => drop(self.found.insert(Broken::Node(kind as u8, id))),
-                        }
+                .check(&range, &replaced, &mut |damaged| match damaged.node {
+                    Some((_, id)) if self.parts.packs.get(&id).is_ok() => {
+                        keep(self.parts, damaged.pack, &damaged.stretch, &id.to_string())
                     }
-                }
+                    // It is found by its file.
+                    Some((_, id)) if files.contains(&id) => Ok(()),
+                    Some((kind, id)) => {
+                        self.found.insert(Broken::Node(kind, id));
+                        Ok(())
+                    }
+                    None if damaged.stretch.is_empty() => Err(damaged.why),
+                    None => {
+                        nameless.push(damaged);
+                        Ok(())
+                    }
+                })?;
+        }
+        if nameless.is_empty() || !self.found.is_empty() {
+            return Ok(());
+        }
+        // What lay there is known by nobody now, or is somewhere else: all that any node needs is.
+        self.parts.packs.rebuild_index()?;
+        self.bases()?;
+        if self.found.is_empty() {
+            for damaged in nameless {
+                keep(self.parts, damaged.pack, &damaged.stretch, NAMELESS)?;
             }
         }
         Ok(())
     }
+
+    /// Looks for bases that are missing, of whatever node: somebody may store it again, and then it is needed.
+    fn bases(&mut self) -> Result<()> {
+        let packs = &self.parts.packs;
+        for range in self.parts.history.ranges() {
+            (self.interrupt)()?;
+            packs.scan_lossy(&range, &mut |_, _, meta| {
+                let Ok(kind) = kind_of(meta.kind) else {
+                    return Ok(());
+                };
+                let Ok(node) = NodeMeta::decode(kind, &meta.meta) else {
+                    return Ok(());
+                };
+                for base in node.delta.iter().flat_map(|d| d.bases()) {
+                    if !packs.contains(&base)? {
+                        self.found.insert(Broken::Node(meta.kind, base));
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
 }
+
+/// Says in a name in quarantine that the bytes' header could not be read, and that nothing they may have been is missing.
+const NAMELESS: &str = "nameless";
 
 /// Keeps the bytes of a node's damaged records beside the packs, under names that say where they lie. What is kept there and can be
 /// read elsewhere is not told as damage any more.
@@ -187,39 +227,45 @@ impl Search<'_> {
 /// # Errors
 /// What the system reports.
 pub fn quarantine(parts: &Parts, id: &NodeId) -> Result<()> {
-    let dir = parts.dir.join("quarantine");
     for place in parts.packs.places(id)? {
-        if parts.packs.get_at(id, &place).is_ok() {
-            continue;
+        if parts.packs.get_at(id, &place).is_err() {
+            keep(parts, place.pack, &place.stretch(), &id.to_string())?;
         }
-        let name = format!("{:08x}-{}-{}-{id}", place.pack, place.offset, place.len);
-        let path = dir.join(name);
-        fs::create_dir_all(&dir)
-            .and_then(|()| fs::write(&path, parts.packs.raw_at(&place)))
-            .doing(|| format!("write {}", path.display()))?;
-        log::info!("kept {}", path.display());
     }
     Ok(())
 }
 
-/// By pack and offset, the lengths of damaged records that are in quarantine and whose nodes can be read elsewhere.
-pub fn replaced(parts: &Parts) -> BTreeMap<u32, BTreeMap<u64, u32>> {
-    let mut all: BTreeMap<u32, BTreeMap<u64, u32>> = BTreeMap::new();
+fn keep(parts: &Parts, pack: u32, stretch: &Range<u64>, what: &str) -> Result<()> {
+    let dir = parts.dir.join("quarantine");
+    let (from, len) = (stretch.start, stretch.end - stretch.start);
+    let path = dir.join(format!("{pack:08x}-{from}-{len}-{what}"));
+    fs::create_dir_all(&dir)
+        .and_then(|()| parts.packs.copy_raw(pack, stretch, &mut File::create(&path)?))
+        .doing(|| format!("write {}", path.display()))?;
+    log::info!("kept {}", path.display());
+    Ok(())
+}
+
+/// The stretches of packs that are in quarantine and of which nothing is missing: their nodes can be read elsewhere.
+pub fn replaced(parts: &Parts) -> Stretches {
+    let mut all = Stretches::default();
     let names = fs::read_dir(parts.dir.join("quarantine"))
         .into_iter()
         .flatten()
         .flatten();
     for name in names.filter_map(|e| e.file_name().into_string().ok()) {
         let parsed = (|| {
-            let mut words = name.split('-');
+            let mut words = name.splitn(4, '-');
             let pack = u32::from_str_radix(words.next()?, 16).ok()?;
-            let (offset, len) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-            Some((pack, offset, len, words.next()?.parse::<NodeId>().ok()?))
+            let (from, len): (u64, u64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            let here = match words.next()? {
+                NAMELESS => true,
+                id => parts.packs.get(&id.parse::<NodeId>().ok()?).is_ok(),
+            };
+            here.then_some((pack, from..from.checked_add(len)?))
         })();
-        if let Some((pack, offset, len, id)) = parsed
-            && parts.packs.get(&id).is_ok()
-        {
-            all.entry(pack).or_default().insert(offset, len);
+        if let Some((pack, stretch)) = parsed {
+            all.add(pack, stretch);
         }
     }
     all

@@ -7,7 +7,9 @@ use crate::error::{Error, Kind, Result};
 use crate::id::NodeId;
 use lru::LruCache;
 use parking_lot::Mutex;
+use std::io::{self, Write};
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -117,26 +119,24 @@ impl PackFiles {
         f: &mut dyn FnMut(NodeId, Place, Meta) -> Result<()>,
     ) -> Result<Option<(u64, Error)>> {
         let mut first = None;
-        self.scan_all(range, f, &mut |at, e| {
-            first.get_or_insert((at, e));
-            None
+        self.scan_all(range, f, &mut |stretch, e| {
+            first.get_or_insert((stretch.start, e));
         })?;
         Ok(first)
     }
 
-    /// As `scan`, but hands `damaged` the place of what does not fit, and why. It may know how long that is; else the next whole
-    /// header is looked for.
+    /// As `scan`, but hands `damaged` what does not fit, up to the next whole header, and why.
     pub(super) fn scan_all(
         &self,
         range: &PackRange,
         f: &mut dyn FnMut(NodeId, Place, Meta) -> Result<()>,
-        damaged: &mut dyn FnMut(u64, Error) -> Option<u32>,
+        damaged: &mut dyn FnMut(Range<u64>, Error),
     ) -> Result<()> {
         let file = match self.file(range.pack) {
             Ok(file) => file,
             Err(e) if e.kind() == Kind::Unsupported => return Err(e),
             Err(e) => {
-                damaged(range.from, e);
+                damaged(range.from..range.to, e);
                 return Ok(());
             }
         };
@@ -153,23 +153,34 @@ impl PackFiles {
                 }
                 Err(e) => {
                     whole = false;
-                    at = match damaged(at, e) {
-                        Some(len) => at + u64::from(len),
-                        None => window.find_record(at + 1)?,
-                    };
+                    let next = window.find_record(at + 1)?;
+                    damaged(at..next, e);
+                    at = next;
                 }
             }
         }
-        if whole && count != range.count {
-            let text = format!("{count} records where {} were published", range.count);
-            damaged(at, Error::damage(text));
+        let missing = end.max(range.from)..range.to;
+        if !missing.is_empty() || (whole && count != range.count) {
+            let text = format!("{count} whole records where {} were published", range.count);
+            damaged(missing, Error::damage(text));
         }
         Ok(())
     }
 
-    /// The bytes at a place, whatever they are; fewer where the pack ends before.
-    pub(super) fn raw(&self, place: &Place) -> Result<Vec<u8>> {
-        self.file(place.pack)?.read_vec(place.offset, place.len as usize)
+    /// Copies the bytes of a stretch, whatever they are: fewer, or none, where the pack ends before or is missing.
+    pub(super) fn copy_raw(&self, pack: u32, stretch: &Range<u64>, to: &mut dyn Write) -> io::Result<()> {
+        let Ok(file) = self.file(pack) else { return Ok(()) };
+        let mut at = stretch.start;
+        while at < stretch.end {
+            let want = (stretch.end - at).min(1 << 20) as usize;
+            let bytes = file.read_vec(at, want).unwrap_or_default();
+            if bytes.is_empty() {
+                break;
+            }
+            to.write_all(&bytes)?;
+            at += bytes.len() as u64;
+        }
+        Ok(())
     }
 }
 

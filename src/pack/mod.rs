@@ -7,6 +7,7 @@
 //! Locks are taken in this order, and none that `get`, `meta` and `contains` need is held while waiting on the disk:
 //! STORE/lock, `reading`, the index's maintenance lock, then the leaves (queue, live index, applied position, open files).
 
+mod check;
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
@@ -26,6 +27,7 @@ mod store;
 mod tests;
 mod writer;
 
+pub use check::{Damaged, Stretches};
 pub use parse::RECORD_OVERHEAD;
 pub use retire::Retiring;
 pub use writer::PackWriter;
@@ -39,7 +41,9 @@ use index::Index;
 use journal::Journal;
 use parking_lot::{Condvar, Mutex};
 use parse::{Pos, StoreId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -76,6 +80,13 @@ pub struct Place {
     pub offset: u64,
     /// Bytes of the record.
     pub len: u32,
+}
+
+impl Place {
+    /// The record's bytes in its pack.
+    pub fn stretch(&self) -> Range<u64> {
+        self.offset..self.offset + u64::from(self.len)
+    }
 }
 
 /// A run of records in one pack, as one writer finished it.
@@ -427,45 +438,6 @@ impl Packs {
         self.files.node(id, place)
     }
 
-    /// Reads every record of a finished range and hands `damaged` what fails its checksums, with its id if that can be told. Records
-    /// that are `replaced`, of which the length is told by their offset, are left out.
-    pub fn check(
-        &self,
-        range: &PackRange,
-        replaced: &BTreeMap<u64, u32>,
-        damaged: &mut dyn FnMut(Option<NodeId>, Error),
-    ) {
-        let mut found = Vec::new();
-        let mut broken = Vec::new();
-        let within = replaced.range(range.from..range.to).count() as u64;
-        let checked = self.files.scan_all(
-            range,
-            &mut |id, place, _| {
-                if !replaced.contains_key(&place.offset)
-                    && let Err(e) = self.files.node(&id, &place)
-                {
-                    found.push((Some(id), e));
-                }
-                Ok(())
-            },
-            &mut |at, e| {
-                let known = replaced.get(&at).copied();
-                if known.is_none() {
-                    broken.push((None, e.context(format!("pack {:08x} at {at}", range.pack))));
-                }
-                known
-            },
-        );
-        // Of a pack that is missing all records are somewhere else.
-        if within < u64::from(range.count) {
-            found.append(&mut broken);
-        }
-        found.extend(checked.err().map(|e| (None, e)));
-        if !found.is_empty() && !self.is_gone(range.pack) {
-            found.into_iter().for_each(|(id, e)| damaged(id, e));
-        }
-    }
-
     /// Where a node lies, as far as the index knows: also where it was published before.
     pub fn places(&self, id: &NodeId) -> Result<Vec<Place>> {
         let mut all: Vec<Place> = self.lookup(id)?.into_iter().collect();
@@ -477,9 +449,9 @@ impl Packs {
         Ok(all)
     }
 
-    /// The bytes at a place, whatever they are: fewer, or none, where the pack ends before or is missing.
-    pub fn raw_at(&self, place: &Place) -> Vec<u8> {
-        self.files.raw(place).unwrap_or_default()
+    /// Copies the bytes of a stretch, whatever they are: fewer, or none, where the pack ends before or is missing.
+    pub fn copy_raw(&self, pack: u32, stretch: &Range<u64>, to: &mut dyn Write) -> io::Result<()> {
+        self.files.copy_raw(pack, stretch, to)
     }
 
     /// Writes the index anew from the published parts of the packs, reading nothing of the old one.

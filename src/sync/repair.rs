@@ -3,13 +3,17 @@
 use super::address::Address;
 use super::ask::{Asker, Sent, hello};
 use super::connect::{Peer, Ways};
+use super::message::MAX_IDS;
 use crate::error::{Error, Kind, Result};
 use crate::id::NodeId;
-use crate::store::{Broken, Import, ImportedFile, NodeKind, Store, manifest_id};
+use crate::store::{Added, Broken, Import, ImportedFile, NodeKind, RawNode, Store, manifest_id};
 use std::collections::BTreeSet;
 
 /// Below a directory that is repaired there may be more: so often it is looked again.
 const PASSES: usize = 64;
+
+/// Bytes of nodes that wait for what they are encoded against; what is more is asked for again in the next pass.
+const MAX_HELD: usize = 64 << 20;
 
 /// What a repair did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -94,8 +98,9 @@ fn fetch(
     let nodes: Vec<(u8, NodeId)> = left
         .iter()
         .filter_map(|what| match what {
-            Broken::Node(tag, id) => Some((*tag, *id)),
-            Broken::File(..) => None,
+            Broken::Node(tag, id) if *tag != NodeKind::Manifest as u8 => Some((*tag, *id)),
+            // A manifest is taken with its file only.
+            _ => None,
         })
         .collect();
     let mended = mend(asker, import, &nodes, repaired);
@@ -128,21 +133,80 @@ fn fetch(
     Ok(())
 }
 
-/// Fetches nodes, those that the peer has.
+/// Fetches nodes, those that the peer has. `repaired` gets them.
 fn mend(
     asker: &mut Asker<'_>,
     import: &mut Import<'_>,
     nodes: &[(u8, NodeId)],
     repaired: &mut Vec<Broken>,
 ) -> Result<()> {
+    let mut rest = Vec::new();
     asker.plains(nodes, &mut |tag, id, raw| {
         let (Some(raw), Some(kind)) = (raw, NodeKind::from_tag(tag)) else {
+            rest.extend(NodeKind::from_tag(tag).map(|kind| (kind, id)));
             return Ok(());
         };
         import.mend(kind, id, &raw)?;
         repaired.push(Broken::Node(tag, id));
         Ok(())
-    })
+    })?;
+    // What the peer cannot rebuild it may have all the same, encoded against what is here.
+    for some in rest.chunks(MAX_IDS) {
+        let ids: Vec<NodeId> = some.iter().map(|(_, id)| *id).collect();
+        asker.nodes(&ids)?;
+        let (mut waiting, mut held) = (Vec::new(), 0);
+        for (kind, id) in some {
+            let Sent::Node(node) = asker.node()? else { continue };
+            let len = node.payload.len();
+            if add(import, *kind, *id, &node, repaired)? {
+                while take_waiting(import, &mut waiting, repaired)? {}
+            } else if held + len <= MAX_HELD {
+                held += len;
+                waiting.push((*kind, *id, node));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Tries what waits for bases once more; true if any found them.
+fn take_waiting(
+    import: &mut Import<'_>,
+    waiting: &mut Vec<(NodeKind, NodeId, RawNode)>,
+    repaired: &mut Vec<Broken>,
+) -> Result<bool> {
+    let mut still = Vec::new();
+    let before = waiting.len();
+    for (kind, id, node) in waiting.drain(..) {
+        if !add(import, kind, id, &node, repaired)? {
+            still.push((kind, id, node));
+        }
+    }
+    *waiting = still;
+    Ok(waiting.len() < before)
+}
+
+/// Takes a node if what it is encoded against is here and right.
+fn add(
+    import: &mut Import<'_>,
+    kind: NodeKind,
+    id: NodeId,
+    node: &RawNode,
+    repaired: &mut Vec<Broken>,
+) -> Result<bool> {
+    match import.add(kind, id, node) {
+        Ok(Added::Kept) => {
+            repaired.push(Broken::Node(kind as u8, id));
+            Ok(true)
+        }
+        Ok(Added::Needs(_)) => Ok(false),
+        // A base is damaged here too, or the peer sent something else.
+        Err(e) if e.kind() == Kind::Damage => {
+            log::debug!("{e}");
+            Ok(false)
+        }
+        Err(e) => Err(e),
+    }
 }
 
 fn name(what: &Broken) -> String {
