@@ -1,4 +1,5 @@
 """Many replicas: audits, and pulls that go on with the next one."""
+import json
 import os
 import shutil
 import socket
@@ -75,8 +76,17 @@ def test_audit_tells_verified_stale_and_unknown_apart(fleet, tmp_path):
     checks.write_text(f"version {version} {a.store}\n")
     (proved,) = auditor.json_lines("audit", checks)
     assert proved["why"] == "3000000 of 3000000 bytes proved, in 1 files"
-    (believed,) = auditor.json_lines("audit", checks, "--read", "1M")
-    assert believed["state"] == "verified" and believed["why"].startswith("0 of 3000000 bytes proved")
+    assert (proved["proved"], proved["bytes"]) == (3_000_000, 3_000_000)
+    # Nobody is believed: nothing proved is not verified.
+    done = auditor.run("audit", checks, "--read", "1M", "--json", ok=False)
+    (unproved,) = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 2 and unproved["state"] == "unknown" and "--read" in unproved["why"]
+    assert (unproved["proved"], unproved["bytes"]) == (0, 3_000_000)
+    # As some editors write it.
+    checks.write_bytes(b"\xef\xbb\xbf" + checks.read_bytes().replace(b"\n", b"\r\n"))
+    assert auditor.run("audit", checks).returncode == 0
+    checks.write_bytes(b"version \xff\n")
+    assert auditor.run("audit", checks, ok=False).returncode == 64
     assert not auditor.store.exists()
 
 

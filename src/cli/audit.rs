@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Ask replicas whether they have what they should have; exit code 0 all do, 3 one has not, 2 one could not be asked
+/// Ask replicas whether they have what they should have; exit code 0 all do, 3 one has not, 2 one could not be asked or proved nothing
 ///
 /// CHECKS has a line for each thing: `object ID PEER…` or `version ID PEER…`, with all digits of the id; what follows a # is a
 /// comment. Each replica reads all of it again, and must then prove parts of it that are chosen by chance: of an object atoms, of a
@@ -18,7 +18,7 @@ use std::process::ExitCode;
 pub(super) struct Args {
     /// The file with the checks; - is standard input
     checks: PathBuf,
-    /// So many bytes of a version's files are fetched and checked at most; larger files are believed
+    /// So many bytes of a version's files are fetched and checked at most; larger files are not looked at
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = show::parse_size)]
     read: u64,
     /// Each verdict as one JSON object
@@ -29,23 +29,22 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(_: &Context, args: &Args) -> Result<ExitCode> {
-    let mut text = String::new();
+    let mut text = Vec::new();
     match args.checks.as_os_str() == "-" {
         true => std::io::stdin()
-            .read_to_string(&mut text)
+            .read_to_end(&mut text)
             .doing(|| "read standard input".into())?,
         false => std::fs::File::open(&args.checks)
-            .and_then(|mut f| f.read_to_string(&mut text))
+            .and_then(|mut f| f.read_to_end(&mut text))
             .doing(|| args.checks.display().to_string())?,
     };
-    let checks = parse_checks(&text).map_err(|e| e.context(args.checks.display()))?;
+    // What is no text shows as such in the line that is complained about.
+    let text = String::from_utf8_lossy(&text);
+    let checks =
+        parse_checks(text.trim_start_matches('\u{feff}')).map_err(|e| e.context(args.checks.display()))?;
     let bar = show::counting_bar("audit");
-    let verdicts = audit(
-        &checks,
-        &args.reach.ways(&Stop::on_signals()?),
-        args.read,
-        &|_| bar.inc(1),
-    );
+    let stop = Stop::on_signals()?;
+    let verdicts = audit(&checks, &args.reach.ways(&stop), args.read, &|_| bar.inc(1));
     bar.finish_and_clear();
     for verdict in &verdicts {
         match args.json {
@@ -53,6 +52,7 @@ pub(super) fn run(_: &Context, args: &Args) -> Result<ExitCode> {
             false => show::print(&line(verdict))?,
         }
     }
+    stop.check()?;
     let any = |state| verdicts.iter().any(|v| v.state == state);
     Ok(ExitCode::from(
         match (any(Standing::Stale), any(Standing::Unknown)) {

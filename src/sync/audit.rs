@@ -31,11 +31,11 @@ pub struct Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
-    /// It has it, and proved it.
+    /// It has it, and proved parts of it.
     Verified,
     /// It has not got it, or not as it should be.
     Stale,
-    /// It could not be asked.
+    /// It could not be asked, or says that it has it and nothing of it could be proved.
     Unknown,
 }
 
@@ -52,6 +52,10 @@ pub struct Verdict {
     pub state: Standing,
     /// Why; what was proved, if it is verified.
     pub why: String,
+    /// Bytes that were proved.
+    pub proved: u64,
+    /// Bytes that there are, if it could be told.
+    pub bytes: Option<u64>,
 }
 
 /// Reads checks: lines of `object ID PEER…` and `version ID PEER…`; what follows `#` is a comment.
@@ -110,7 +114,7 @@ pub fn audit(checks: &[Check], ways: &Ways, read: u64, told: &(dyn Fn(&Verdict) 
                     let Some((name, (address, checks))) = todo.lock().pop() else {
                         break;
                     };
-                    replica(&address, ways, read, &checks, &mut |at, what, state, why| {
+                    replica(&address, ways, read, &checks, &mut |at, what, came| {
                         let (kind, id) = match what {
                             Checked::Object(id) => ("object", id.to_string()),
                             Checked::Version(id) => ("version", id.to_string()),
@@ -119,8 +123,10 @@ pub fn audit(checks: &[Check], ways: &Ways, read: u64, told: &(dyn Fn(&Verdict) 
                             kind,
                             id,
                             replica: name.clone(),
-                            state,
-                            why,
+                            state: came.0,
+                            why: came.1,
+                            proved: came.2.as_ref().map_or(0, |p| p.proved),
+                            bytes: came.2.map(|p| p.bytes),
                         };
                         told(&verdict);
                         done.lock().push((at, verdict));
@@ -140,7 +146,7 @@ fn replica(
     ways: &Ways,
     read: u64,
     checks: &[(usize, Checked)],
-    told: &mut dyn FnMut(usize, Checked, Standing, String),
+    told: &mut dyn FnMut(usize, Checked, (Standing, String, Option<Proved>)),
 ) {
     let mut peer: Option<Peer> = None;
     for (at, what) in checks {
@@ -156,16 +162,26 @@ fn replica(
             }
         };
         match judge() {
-            Ok(Judged::Proved(what_was)) => told(*at, *what, Standing::Verified, what_was),
-            Ok(Judged::Told(why)) => told(*at, *what, Standing::Stale, why),
+            Ok(Judged::Proved(proved)) if proved.proved == 0 && proved.bytes > 0 => {
+                let why = format!(
+                    "says it has it; {}: each file is larger, --read more",
+                    proved.text
+                );
+                told(*at, *what, (Standing::Unknown, why, Some(proved)));
+            }
+            Ok(Judged::Proved(proved)) => {
+                let text = proved.text.clone();
+                told(*at, *what, (Standing::Verified, text, Some(proved)));
+            }
+            Ok(Judged::Told(why)) => told(*at, *what, (Standing::Stale, why, None)),
             Ok(Judged::Caught(why)) => {
                 peer = None;
-                told(*at, *what, Standing::Stale, why);
+                told(*at, *what, (Standing::Stale, why, None));
             }
             Err(e) => {
                 // Nothing more can be said over that connection.
                 peer = None;
-                told(*at, *what, Standing::Unknown, e.to_string());
+                told(*at, *what, (Standing::Unknown, e.to_string(), None));
             }
         }
     }
@@ -174,11 +190,18 @@ fn replica(
 /// What came of asking for one thing.
 enum Judged {
     /// It proved so much of it.
-    Proved(String),
+    Proved(Proved),
     /// It has it not as it should, and says so.
     Told(String),
     /// It says that it has it as it should, and that is not so. Nothing that it says after that is listened to.
     Caught(String),
+}
+
+/// What a replica proved.
+struct Proved {
+    text: String,
+    proved: u64,
+    bytes: u64,
 }
 
 /// Has a replica check something, and then prove parts of it.
@@ -202,7 +225,7 @@ fn judge(link: &mut Link, what: Checked, read: u64) -> Result<Judged> {
 }
 
 /// Has a replica prove some atoms of an object.
-fn object(asker: &mut Asker<'_>, id: ObjectId) -> Result<String> {
+fn object(asker: &mut Asker<'_>, id: ObjectId) -> Result<Proved> {
     let missing = || Error::new(Kind::NotFound, "its manifest is not there");
     let bytes = asker.object(id)?.ok_or_else(missing)?;
     let manifest = ObjectManifest::decode(&bytes)?;
@@ -210,8 +233,8 @@ fn object(asker: &mut Asker<'_>, id: ObjectId) -> Result<String> {
         return Err(Error::damage("its manifest has another id"));
     }
     let shape = manifest.shape();
-    let proved = CHALLENGES.min(shape.atoms());
-    for n in 0..proved {
+    let mut proved = BTreeMap::new();
+    for n in 0..CHALLENGES.min(shape.atoms()) {
         let at = chance(n, manifest.len);
         let places: Vec<_> = shape.path(at..at + 1).collect();
         let records = asker.records(Target::Object(id), &places)?;
@@ -220,8 +243,14 @@ fn object(asker: &mut Asker<'_>, id: ObjectId) -> Result<String> {
             all.add(record)?;
         }
         all.range(&manifest, at..at + 1)?;
+        let atom = places.iter().find(|p| p.scale == 0).map(|p| p.bytes(shape));
+        proved.extend(atom.map(|bytes| (bytes.start, bytes.end - bytes.start)));
     }
-    Ok(format!("{proved} of {} atoms proved", shape.atoms()))
+    Ok(Proved {
+        text: format!("{} of {} atoms proved", proved.len(), shape.atoms()),
+        proved: proved.values().sum(),
+        bytes: manifest.len,
+    })
 }
 
 /// A number below `end`, by chance.
@@ -230,7 +259,7 @@ fn chance(n: u64, end: u64) -> u64 {
 }
 
 /// Has a replica show a version, the directories on the way to files that are chosen by chance, and those files, of `read` bytes at most.
-fn version(asker: &mut Asker<'_>, id: VersionId, read: u64) -> Result<String> {
+fn version(asker: &mut Asker<'_>, id: VersionId, read: u64) -> Result<Proved> {
     let version = asker.version(id)?;
     let mut left = read;
     let mut proved = HashMap::new();
@@ -246,11 +275,15 @@ fn version(asker: &mut Asker<'_>, id: VersionId, read: u64) -> Result<String> {
         }
     }
     let bytes: u64 = proved.values().sum();
-    Ok(format!(
-        "{bytes} of {} bytes proved, in {} files",
-        version.len,
-        proved.len()
-    ))
+    Ok(Proved {
+        text: format!(
+            "{bytes} of {} bytes proved, in {} files",
+            version.len,
+            proved.len()
+        ),
+        proved: bytes,
+        bytes: version.len,
+    })
 }
 
 /// Goes down a version's directories to a file; each file is as likely as it is large.
